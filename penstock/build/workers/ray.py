@@ -46,7 +46,7 @@ GROW_EVERY = 10.0  # seconds between looks for nodes that have joined
 SAY_AFTER, GIVE_UP_AFTER = 15.0, 600.0  # seconds without any worker
 STARTS = 3  # attempts to start a worker on nodes that stay alive, in a row
 # Slices are prepared in threads of Ray's, which would have arenas of their own. Those return large blocks to the system
-# after every slice, and get them again page by page: 15% of the CPU time.
+# after every slice, and get them again page by page.
 VARIABLES = {**ONE_THREAD, "MALLOC_ARENA_MAX": "1"}
 BEACON_PAUSES = (0.0, 0.5, 2.0, 5.0)  # seconds; an NFS client may see another host's new files with a delay
 
