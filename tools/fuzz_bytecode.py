@@ -13,10 +13,12 @@ from typing import Any
 from benchmarks.clock import DATE
 from penstock.native import native
 from penstock.prepare.template.compiler import Compiler, conversation_layout, encoded
+from penstock.prepare.template.delegated import Delegate
 from penstock.prepare.template.probes import PROBES
 from penstock.prepare.template.sandbox import Sandbox
 
 ROWS = [row for conversation in PROBES if (row := encoded(conversation)) is not None]
+DELEGATE = Delegate(DATE).parts
 BASE = {"documents": None, "add_generation_prompt": False, "bos_token": "<s>", "eos_token": "</s>"}
 
 
@@ -37,7 +39,7 @@ def damaged(program: list[Any], rnd: random.Random) -> list[Any]:
             case 0:
                 words[at] ^= rnd.choice((1, 2, 4, 8, 16, 32, 64, 1 << 20, -1 << 31))
             case 1 | 2 | 3:
-                words[at] = rnd.randrange(-1, 90)
+                words[at] = rnd.randrange(-1, 100)
             case 4:
                 words[at] = words[rnd.randrange(len(words))]
             case 5:
@@ -45,7 +47,7 @@ def damaged(program: list[Any], rnd: random.Random) -> list[Any]:
             case 6:
                 del words[at : at + rnd.randrange(1, 4)]
             case 7:
-                words.insert(at, rnd.randrange(90))
+                words.insert(at, rnd.randrange(100))
             case 8 if constants:
                 constants[rnd.randrange(len(constants))] = rnd.choice((0, -1, 1.5, None, "", "x", [], ["a"], ..., {}))
             case _ if macros:
@@ -67,7 +69,7 @@ def runs(program: list[Any]) -> bool:
     """Whether the verifier accepts a program, which then renders all probes."""
     assert native is not None
     try:
-        loaded = native.Program(*program, conversation_layout(["</s>"]))
+        loaded = native.Program(*program, conversation_layout(["</s>"]), DELEGATE)
     except ValueError:
         return False
     loaded.render(ROWS)

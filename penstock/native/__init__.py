@@ -7,9 +7,9 @@ loops count the tokens of segments (`align.c`), classify characters, split lines
 run in numpy: the same results, at about a twentieth of the speed.
 
 Files: `program.c` loads bytecode and renders batches, `verify.c` checks it, `interpreter.c` runs it, `rows.c` reads
-rows, `values.c` and `operations.c` hold the value model, `text.c`, `filters.c` and `json_*.c` implement str, filters
-and JSON, `provenance.c` tracks which message printed what, and `unigram*.c` encode with Unigram models. `constants.h`
-is generated from Python's enums.
+rows, `values.c`, `numbers.c` and `operations.c` hold the value model, `text.c`, `methods.c`, `filters.c`, `lists.c` and
+`json_*.c` implement str, filters and JSON, `python.c` delegates the rest to Python, `provenance.c` tracks which message
+printed what, and `unigram*.c` encode with Unigram models. `constants.h` is generated from Python's enums.
 """
 
 from __future__ import annotations
@@ -114,8 +114,11 @@ class Native(Protocol):
         global_count: int,
         branch_count: int,
         layout: dict[str, Any],
+        delegate: tuple[Any, Any, type[str]] | None = None,
         /,
-    ) -> Program: ...
+    ) -> Program:
+        """`delegate`: a callable (kind, name, arguments) for what the machine leaves to Python, an undefined value, and
+        the type Markup."""
 
     def Unigram(  # noqa: N802
         self,

@@ -12,6 +12,7 @@ enum { PAGE = 256, PAGES = 0x110000 / PAGE };
 
 typedef struct CasePage {
     CaseChange changes[3][PAGE]; /* by Case */
+    bool cased[PAGE];
 } CasePage;
 
 typedef struct PrintPage {
@@ -33,9 +34,19 @@ static bool fill_change(CaseChange *change, PyObject *character, const char *met
     return fits;
 }
 
+/* A character is cased if title case leaves the letter after it small. */
+static bool fill_cased(bool *cased, PyObject *character) {
+    PyObject *letter = PyUnicode_FromString("a"), *both = letter ? PyUnicode_Concat(character, letter) : NULL;
+    PyObject *title = both ? PyObject_CallMethod(both, "title", NULL) : NULL;
+    const Py_ssize_t found = title ? PyUnicode_Tailmatch(title, letter, 0, PY_SSIZE_T_MAX, 1) : -1;
+    Py_XDECREF(letter), Py_XDECREF(both), Py_XDECREF(title);
+    *cased = found > 0;
+    return found >= 0;
+}
+
 static bool fill_cases(void *page, uint32_t i, PyObject *character) {
     CasePage *cases = page;
-    return fill_change(&cases->changes[LOWER][i], character, "lower") &&
+    return fill_cased(&cases->cased[i], character) && fill_change(&cases->changes[LOWER][i], character, "lower") &&
            fill_change(&cases->changes[UPPER][i], character, "upper") &&
            fill_change(&cases->changes[CAPITALIZE][i], character, "title");
 }
@@ -80,6 +91,12 @@ static const void *page_of(Machine *m, _Atomic(void *) *pages, uint32_t c, size_
 const CaseChange *case_change(Machine *m, uint32_t c, Case how) {
     const CasePage *page = page_of(m, case_pages, c, sizeof *page, fill_cases);
     return &page->changes[how][c % PAGE];
+}
+
+bool is_cased(Machine *m, uint32_t c) {
+    if (c < 0x80) return (c | 32) >= 'a' && (c | 32) <= 'z';
+    const CasePage *page = page_of(m, case_pages, c, sizeof *page, fill_cases);
+    return page->cased[c % PAGE];
 }
 
 bool is_printable(Machine *m, uint32_t c) {

@@ -42,97 +42,14 @@ static Value to_json(Machine *m, Value v, Value *a, int n) {
     return take_output(m, mark);
 }
 
-/* Stable insertion of v by its key, in ascending order. */
-static void insert(Machine *m, Value *sorted, Value *keys, uint32_t n, Value v, Value key) {
-    uint32_t k = n;
-    for (; k && order(m, keys[k - 1], key) > 0; k--) {
-        sorted[k] = sorted[k - 1];
-        keys[k] = keys[k - 1];
-    }
-    sorted[k] = v;
-    keys[k] = key;
-}
-
-static Value without_case(Machine *m, Value v) { return v.tag == STRING ? change_case(m, v, LOWER) : v; }
-
-static Value sorted(Machine *m, Value v, const Value *path, bool by_key) {
-    const Value list = iterate(m, v), result = of_list(m, list.list->n, PLAIN_LIST);
-    const uint32_t n = list.list->n;
-    if (n > MAX_SORT) give_up(m, "a sort of many elements");
-    Value *keys = arena(m, (n + 1) * sizeof(Value));
-    for (uint32_t i = 0; i < n; i++) {
-        const Value item = list.list->v[i];
-        const Value key = by_key ? item.list->v[0] : path ? get_path(m, item, *path) : item;
-        insert(m, result.list->v, keys, i, item, without_case(m, key));
-    }
-    return result;
-}
-
-static Value unique(Machine *m, Value v) {
-    const Value list = iterate(m, v), result = of_list(m, list.list->n, GENERATOR);
-    if (list.list->n > MAX_SORT) give_up(m, "unique of many elements");
-    Value *seen = arena(m, (list.list->n + 1) * sizeof(Value));
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < list.list->n; i++) {
-        if (list.list->v[i].tag != STRING) give_up(m, "unique of other types");
-        const Value key = without_case(m, list.list->v[i]);
-        uint32_t k = 0;
-        while (k < n && !equal(m, seen[k], key, 0)) k++;
-        if (k < n) continue;
-        seen[n] = key;
-        result.list->v[n++] = list.list->v[i];
-    }
-    result.list->n = n;
-    return result;
-}
-
-static Value extreme(Machine *m, Value v, bool largest) {
-    const Value list = iterate(m, v);
-    if (!list.list->n) return undefined();
-    charge(m, 8 * (size_t)list.list->n);
-    Value found = list.list->v[0];
-    for (uint32_t i = 0; i < list.list->n; i++) {
-        const Value item = list.list->v[i];
-        if (!is_number(item)) give_up(m, "min or max of other types");
-        if (largest ? item.i > found.i : item.i < found.i) found = item;
-    }
-    return found;
-}
-
-static Value to_int(Machine *m, Value v) {
-    if (is_number(v)) return of_int(v.i);
-    if (v.tag != STRING || !v.size || v.size > 17) give_up(m, "int of another type");
-    int64_t value = 0;
+static bool is_int_text(Value v, int64_t *number) { /* only digits, not too many */
+    *number = 0;
+    if (v.tag != STRING || !v.size || v.size > 17) return false;
     for (uint32_t i = 0; i < v.size; i++) {
-        if (v.s[i] < '0' || v.s[i] > '9') give_up(m, "int of other text than digits");
-        value = value * 10 + (v.s[i] - '0');
+        if (v.s[i] < '0' || v.s[i] > '9') return false;
+        *number = *number * 10 + (v.s[i] - '0');
     }
-    return of_int(value);
-}
-
-static Value mapped(Machine *m, Value v, const Value *path, int filter) {
-    if (!truth(m, v)) return of_list(m, 0, GENERATOR); /* jinja2 skips empty values and None */
-    const Value list = iterate(m, v), result = of_list(m, list.list->n, GENERATOR);
-    for (uint32_t i = 0; i < list.list->n; i++) {
-        Value item = list.list->v[i];
-        result.list->v[i] = path ? get_path(m, item, *path) : run_filter(m, filter, &item, 1, 0);
-    }
-    return result;
-}
-
-/* select, reject and their attribute forms: a[1] is the path of an attribute, the rest are arguments of the test. */
-static Value selected(Machine *m, Value *a, int n, int test, bool by_attribute, bool wanted) {
-    if (n < 1 + by_attribute) give_up(m, "the arguments of select");
-    if (!truth(m, a[0])) return of_list(m, 0, GENERATOR);
-    const Value list = iterate(m, a[0]), result = of_list(m, list.list->n, GENERATOR);
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < list.list->n; i++) {
-        const Value item = list.list->v[i], tested = by_attribute ? get_path(m, item, a[1]) : item;
-        if (run_test(m, tested, test, a + 1 + by_attribute, n - 1 - by_attribute) == wanted)
-            result.list->v[kept++] = item;
-    }
-    result.list->n = kept;
-    return result;
+    return true;
 }
 
 static Value as_list(Machine *m, Value v, ListKind kind, bool backwards) {
@@ -149,6 +66,11 @@ static Value last(Machine *m, Value v) {
     return list.list->n ? list.list->v[list.list->n - 1] : undefined();
 }
 
+static Value reversed(Machine *m, Value v) {
+    if (v.tag == STRING) return slice(m, v, none(), none(), of_int(-1));
+    return as_list(m, v, v.tag == LIST && v.list->kind == GENERATOR ? PLAIN_LIST : GENERATOR, true);
+}
+
 static Value safe(Machine *m, Value v) { /* a copy: Markup has no origin */
     const Value text = to_text(m, v);
     char *copy = arena(m, text.size + 1);
@@ -158,10 +80,50 @@ static Value safe(Machine *m, Value v) { /* a copy: Markup has no origin */
     return found;
 }
 
-Value run_filter(Machine *m, int filter, Value *a, int n, int extra) {
-    const Value v = a[0];
+static Value attribute(Machine *m, Value v, int methods) { /* |attr: unlike v.name, never an item */
+    if (v.tag != STRING && v.tag != DICT && !is_numeric(v) && v.tag != NONE &&
+        !(v.tag == LIST && v.list->kind <= TUPLE && !v.list->is_group))
+        give_up(m, "attr of an undefined value, range or object");
+    if (methods && !(v.tag == NONE)) give_up(m, "attr of a method");
+    return undefined();
+}
+
+/* Filters of text whose result has no origin where the text is Markup. */
+static bool is_of_text(int filter) {
+    return filter == FILTER_trim || filter == FILTER_replace || filter == FILTER_indent || filter == FILTER_upper ||
+           filter == FILTER_lower || filter == FILTER_capitalize || filter == FILTER_title || filter == FILTER_reverse;
+}
+
+static Value filter_text(Machine *m, int filter, Value v, const Value *a, int n) { /* a: the arguments */
+    int64_t most;
     switch (filter) {
-    case FILTER_trim: return strip(m, to_text(m, v), n > 1 ? &a[1] : NULL, true, true);
+    case FILTER_trim: return strip(m, to_text(m, v), n ? a : NULL, true, true);
+    case FILTER_upper: return change_case(m, to_text(m, v), UPPER);
+    case FILTER_lower: return change_case(m, to_text(m, v), LOWER);
+    case FILTER_capitalize: return change_case(m, to_text(m, v), CAPITALIZE);
+    case FILTER_title: return change_case(m, to_text(m, v), TITLE_FILTER);
+    case FILTER_reverse: return reversed(m, v);
+    case FILTER_replace: {
+        if (n != 3 || (a[2].tag != NONE && !is_number(a[2]))) give_up(m, "the count of replace");
+        most = a[2].tag == NONE || a[2].i < 0 ? -1 : a[2].i;
+        const Value old = to_text(m, no_markup(m, a[0])), new = to_text(m, no_markup(m, a[1]));
+        return replace(m, to_text(m, v), old, new, most);
+    }
+    default: { /* indent */
+        if (v.tag != STRING) give_up(m, "indent of another type");
+        const Value by = n > 0 ? indentation(m, a[0]) : spaces(m, 4);
+        return indent(m, v, by, n > 1 && truth(m, a[1]), n > 2 && truth(m, a[2]));
+    }
+    }
+}
+
+Value run_filter(Machine *m, int filter, Value *a, int n, int extra) {
+#define FILTER_NAME(x) #x,
+    static const char *const names[] = {FILTERS(FILTER_NAME)};
+    const Value v = a[0];
+    int64_t number;
+    if (is_of_text(filter) && (v.tag != STRING || !v.markup)) return filter_text(m, filter, v, a + 1, n - 1);
+    switch (filter) {
     case FILTER_length:
     case FILTER_count: return of_int(length(m, v));
     case FILTER_string: return to_text(m, v);
@@ -174,42 +136,44 @@ Value run_filter(Machine *m, int filter, Value *a, int n, int extra) {
         if (v.tag != DICT) give_up(m, "items of another type");
         return entries(m, v.dict, ITEMS, GENERATOR);
     case FILTER_safe: return safe(m, v);
-    case FILTER_join: return join(m, n > 1 ? to_text(m, no_markup(m, a[1])) : LITERAL(""), v, false);
+    case FILTER_join: {
+        const Value separator = n > 1 ? to_text(m, no_markup(m, a[1])) : LITERAL("");
+        if (n < 3 || a[2].tag == NONE) return join(m, separator, v, false);
+        Value all[] = {as_list(m, v, PLAIN_LIST, false), a[2], none()};
+        return join(m, separator, filter_list(m, FILTER_map_attribute, all, 3, 0), false);
+    }
     case FILTER_list: return as_list(m, v, PLAIN_LIST, false);
-    case FILTER_dictsort:
-        if (v.tag != DICT) give_up(m, "dictsort of another type");
-        return sorted(m, entries(m, v.dict, ITEMS, PLAIN_LIST), NULL, true);
-    case FILTER_upper: return change_case(m, to_text(m, v), UPPER);
-    case FILTER_lower: return change_case(m, to_text(m, v), LOWER);
-    case FILTER_capitalize: return change_case(m, to_text(m, v), CAPITALIZE);
-    case FILTER_replace:
-        if (n != 3 || a[1].tag != STRING || a[2].tag != STRING) give_up(m, "replace of other types");
-        return replace(m, to_text(m, v), no_markup(m, a[1]), no_markup(m, a[2]), -1);
     case FILTER_first: {
         const Value list = iterate(m, v);
         return list.list->n ? list.list->v[0] : undefined();
     }
     case FILTER_last: return last(m, v);
-    case FILTER_int: return to_int(m, v);
+    case FILTER_abs:
+        if (v.tag == FLOAT || (is_number(v) && v.i != INT64_MIN))
+            return v.tag == FLOAT ? (Value){.tag = FLOAT, .d = v.d < 0 ? -v.d : v.d + 0.0} : of_int(v.i < 0 ? -v.i : v.i);
+        break;
+    case FILTER_attr: return attribute(m, v, extra);
+    case FILTER_int:
+        if (is_number(v) || v.tag == BIG) return v.tag == BOOL ? of_int(v.i) : v;
+        if ((n < 3 || (a[2].tag == INT && a[2].i == 10)) && is_int_text(v, &number)) return of_int(number);
+        break;
     case FILTER_tojson: return to_json(m, v, a + 1, n - 1);
+    case FILTER_sort:
+    case FILTER_dictsort:
+    case FILTER_groupby:
+    case FILTER_unique:
+    case FILTER_min:
+    case FILTER_max:
+    case FILTER_sum:
+    case FILTER_batch:
+    case FILTER_slice:
     case FILTER_map_attribute:
-        if (n != 2) give_up(m, "the arguments of map");
-        return mapped(m, v, &a[1], 0);
-    case FILTER_map_filter: return mapped(m, v, NULL, extra);
-    case FILTER_select: return selected(m, a, n, extra, false, true);
-    case FILTER_reject: return selected(m, a, n, extra, false, false);
-    case FILTER_selectattr: return selected(m, a, n, extra, true, true);
-    case FILTER_rejectattr: return selected(m, a, n, extra, true, false);
-    case FILTER_min: return extreme(m, v, false);
-    case FILTER_max: return extreme(m, v, true);
-    case FILTER_unique: return unique(m, v);
-    case FILTER_indent:
-        if (v.tag != STRING) give_up(m, "indent of another type");
-        return indent(m, no_markup(m, v), n > 1 ? indentation(m, a[1]) : spaces(m, 4), n > 2 && truth(m, a[2]));
-    case FILTER_sort: return sorted(m, v, n > 1 ? &a[1] : NULL, false);
-    case FILTER_reverse:
-        if (v.tag != LIST || v.list->kind > TUPLE) give_up(m, "reverse of another type");
-        return as_list(m, v, GENERATOR, true);
-    default: give_up(m, "a filter");
+    case FILTER_map_filter:
+    case FILTER_select:
+    case FILTER_reject:
+    case FILTER_selectattr:
+    case FILTER_rejectattr: return filter_list(m, filter, a, n, extra);
+    default: break;
     }
+    return by_python(m, "filter", names[filter], a, n);
 }

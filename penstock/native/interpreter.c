@@ -164,34 +164,7 @@ static Value load_outer(const Machine *m, int32_t hops, int32_t slot) {
     return m->calls[at].own[slot];
 }
 
-/* ---- numbers */
-
-static Value arithmetic(Machine *m, int op, Value a, Value b) {
-    int64_t result;
-    if (op == OP_MULTIPLY && a.tag == STRING && is_number(b)) {
-        no_markup(m, a);
-        const size_t times = b.i > 0 ? (size_t)b.i : 0;
-        if (a.size && times > MAX_TEXT / a.size) give_up(m, "a string is too large");
-        const size_t mark = m->out.n;
-        for (size_t i = 0; i < times && a.size; i++) put(m, a.s, a.size);
-        return take_output(m, mark);
-    }
-    if (!is_number(a) || !is_number(b)) give_up(m, "arithmetic of other types than integers");
-    switch (op) {
-    case OP_SUBTRACT:
-        if (!__builtin_sub_overflow(a.i, b.i, &result)) return of_int(result);
-        break;
-    case OP_MULTIPLY:
-        if (!__builtin_mul_overflow(a.i, b.i, &result)) return of_int(result);
-        break;
-    default: /* Python rounds towards minus infinity */
-        if (b.i <= 0) give_up(m, "a division by other than positive integers");
-        result = a.i % b.i;
-        if (op == OP_FLOOR_DIVIDE) return of_int(a.i / b.i - (result < 0));
-        return of_int(result < 0 ? result + b.i : result);
-    }
-    give_up(m, "an integer beyond 64 bits");
-}
+/* ---- ranges and comparisons */
 
 static Value range(Machine *m, const Value *a, int n) {
     for (int i = 0; i < n; i++)
@@ -204,6 +177,22 @@ static Value range(Machine *m, const Value *a, int n) {
     const Value list = of_list(m, (uint32_t)count, RANGE);
     for (int64_t i = 0; i < count; i++) list.list->v[i] = of_int(low + i * by);
     return list;
+}
+
+typedef enum { IS_EQ, IS_NE, IS_LT, IS_LE, IS_GT, IS_GE, IS_IN, IS_NOT_IN } Comparison; /* in the order of operations */
+
+static bool compare(Machine *m, int comparison, Value a, Value b) {
+    switch (comparison) {
+    case IS_EQ: return equal(m, a, b, 0);
+    case IS_NE: return !equal(m, a, b, 0);
+    case IS_LT: return order(m, a, b) < 0;
+    case IS_LE: return order(m, a, b) <= 0;
+    case IS_GT: return order(m, a, b) > 0;
+    case IS_GE: return order(m, a, b) >= 0;
+    case IS_IN: return contains(m, a, b);
+    case IS_NOT_IN: return !contains(m, a, b);
+    default: give_up(m, "a comparison");
+    }
 }
 
 /* ---- constructing objects */
@@ -400,14 +389,21 @@ void run(Machine *m, const Program *p, Value messages, Value tools, const Dict *
             break;
 
         CASE(NOT): sp[-1] = of_bool(!truth(m, sp[-1])); break;
-        CASE(EQ): BINARY(of_bool(equal(m, a, b, 0))); break;
-        CASE(NE): BINARY(of_bool(!equal(m, a, b, 0))); break;
-        CASE(LT): BINARY(of_bool(order(m, a, b) < 0)); break;
-        CASE(LE): BINARY(of_bool(order(m, a, b) <= 0)); break;
-        CASE(GT): BINARY(of_bool(order(m, a, b) > 0)); break;
-        CASE(GE): BINARY(of_bool(order(m, a, b) >= 0)); break;
-        CASE(IN): BINARY(of_bool(contains(m, a, b))); break;
-        CASE(NOT_IN): BINARY(of_bool(!contains(m, a, b))); break;
+        CASE(EQ):
+        CASE(NE):
+        CASE(LT):
+        CASE(LE):
+        CASE(GT):
+        CASE(GE):
+        CASE(IN):
+        CASE(NOT_IN): BINARY(of_bool(compare(m, op - OP_EQ, a, b))); break;
+        CASE(CHAIN): { /* a < b < c: leaves b, or jumps to the end with False */
+            sp--;
+            const bool holds = compare(m, pc[0], sp[-1], sp[0]);
+            sp[-1] = holds ? sp[0] : of_bool(false);
+            pc = branch(m, pc[2], !holds) ? p->code + pc[1] : pc + 3;
+            break;
+        }
         CASE(EQ_TEXT):
         CASE(NE_TEXT):
             if (k[*pc].size > 256) charge(m, k[*pc].size);
@@ -493,8 +489,10 @@ void run(Machine *m, const Program *p, Value messages, Value tools, const Dict *
         CASE(SUBTRACT):
         CASE(MULTIPLY):
         CASE(MODULO):
-        CASE(FLOOR_DIVIDE): BINARY(arithmetic(m, op, a, b)); break;
-        CASE(NEGATE): sp[-1] = arithmetic(m, OP_SUBTRACT, of_int(0), sp[-1]); break;
+        CASE(FLOOR_DIVIDE):
+        CASE(DIVIDE):
+        CASE(POWER): BINARY(arithmetic(m, op, a, b)); break;
+        CASE(NEGATE): sp[-1] = negated(m, sp[-1]); break;
         CASE(RANGE): sp -= *pc; PUSH(range(m, sp, *pc)); pc++; break;
 
         CASE(REFUSE): refuse(m, sp[-1]);

@@ -1,5 +1,5 @@
 /* Parses a row's JSON into values. Strings without escapes are slices of the row; others are decoded once.
- * Gives up on anything that Python's parsers treat specially (numbers beyond 18 digits, lone surrogates). */
+ * Gives up on anything that Python's parsers treat specially (lone surrogates, floats of many digits). */
 
 #include <math.h>
 
@@ -91,6 +91,20 @@ static const char *digits(const char *p, const char *end) {
     return p;
 }
 
+static Value integer(Machine *m, const char *s, const char *end) { /* beyond 64 bits it keeps its digits */
+    int64_t value = 0;
+    const bool is_negative = *s == '-';
+    bool fits = true;
+    for (const char *p = s + is_negative; p < end && fits; p++)
+        fits = !__builtin_mul_overflow(value, 10, &value) &&
+               !__builtin_add_overflow(value, is_negative ? '0' - *p : *p - '0', &value);
+    if (fits) return of_int(value);
+    if (end - s > MAX_DIGITS) give_up(m, "an integer of more than 4000 digits");
+    Value found = of_string(s, (size_t)(end - s));
+    found.tag = BIG;
+    return found;
+}
+
 static Value number(Machine *m) {
     const char *s = m->json, *end = m->json_end, *p = s;
     if (p < end && *p == '-') p++;
@@ -110,12 +124,7 @@ static Value number(Machine *m) {
         is_float = true;
     }
     m->json = p;
-    if (!is_float) {
-        if (p - s > 18 + (*s == '-')) give_up(m, "an integer of more than 18 digits");
-        int64_t value = 0;
-        for (const char *q = s + (*s == '-'); q < p; q++) value = value * 10 + (*q - '0');
-        return of_int(*s == '-' ? -value : value);
-    }
+    if (!is_float) return integer(m, s, p);
     char copy[64];
     if (p - s > 60) give_up(m, "a float of more than 60 characters");
     memcpy(copy, s, (size_t)(p - s));
@@ -127,8 +136,31 @@ static Value number(Machine *m) {
 
 static Value value(Machine *m, int depth, int32_t column);
 
+/* Keep a key and its value; a repeated key keeps its first position and takes the last value. */
+static void add_member(Machine *m, size_t base, int depth, Index **index, Value key, Value own) {
+    const uint32_t n = (uint32_t)((m->parsed.n - base) / 2);
+    const Entry *e = (const Entry *)(m->parsed.at + base);
+    uint32_t at = 0, *place = NULL;
+    if (n < MAX_LINEAR) {
+        while (at < n && !(e[at].key.hash == key.hash && is_text(e[at].key, key.s, key.size))) at++;
+    } else {
+        if (!*index || is_full(*index, n + 1)) *index = index_of(m, e, n);
+        place = place_of(m, *index, e, key);
+        at = *place ? *place - 1 : n;
+    }
+    if (at < n) {
+        if (depth == 0) give_up(m, "a repeated column");
+        m->parsed.at[base + 2 * at + 1] = own;
+        return;
+    }
+    if (place) *place = n + 1;
+    APPEND(m, m->parsed, key);
+    APPEND(m, m->parsed, own);
+}
+
 static Value object(Machine *m, int depth) {
     const size_t base = m->parsed.n;
+    Index *index = NULL;
     skip_space(m);
     if (!take(m, '}')) {
         do {
@@ -139,19 +171,7 @@ static Value object(Machine *m, int depth) {
             expect(m, ':');
             const int32_t column = depth == 0 ? (int32_t)(m->parsed.n - base) / 2 : -1;
             const Value own = value(m, depth + 1, column);
-            size_t at = base; /* a repeated key keeps its first position and takes the last value */
-            for (; at < m->parsed.n; at += 2) {
-                const Value known = m->parsed.at[at];
-                if (known.hash == key.hash && known.size == key.size && !memcmp(known.s, key.s, key.size)) break;
-            }
-            if (at < m->parsed.n) {
-                if (depth == 0) give_up(m, "a repeated column");
-                m->parsed.at[at + 1] = own;
-            } else {
-                if (at - base >= 2 * MAX_KEYS) give_up(m, "an object with too many keys");
-                APPEND(m, m->parsed, key);
-                APPEND(m, m->parsed, own);
-            }
+            add_member(m, base, depth, &index, key, own);
             skip_space(m);
         } while (take(m, ','));
         expect(m, '}');

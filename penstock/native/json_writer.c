@@ -29,13 +29,15 @@ static int shortest(double d, char *digits, int *exponent) {
 
 static void put_float(Machine *m, double d) { /* as repr does */
     if (!isfinite(d)) give_up(m, "a float that is not finite");
-    if (signbit(d)) put_char(m, '-');
     char digits[32];
-    int exponent;
+    int exponent, power;
     const int n = shortest(fabs(d), digits, &exponent);
-    int power;
-    if (n > 15 && frexp(fabs(d), &power) == 0.5) /* the next float below is nearer than the one above: see `shortest` */
-        give_up(m, "a power of two of more than 15 digits");
+    if (n > 15 && fabs(frexp(d, &power)) == 0.5) { /* the next float below is nearer than above: see `shortest` */
+        const Value v = {.tag = FLOAT, .d = d}, text = by_python(m, "filter", "string", &v, 1);
+        put(m, text.s, text.size);
+        return;
+    }
+    if (signbit(d)) put_char(m, '-');
     if (exponent < -4 || exponent >= 16) {
         put_char(m, digits[0]);
         if (n > 1) put_char(m, '.');
@@ -109,6 +111,7 @@ void put_repr(Machine *m, Value v, int depth) {
             PUT(m, "False");
         break;
     case INT: put_int(m, v.i); break;
+    case BIG: put(m, v.s, v.size); break;
     case FLOAT: put_float(m, v.d); break;
     case STRING: put_quoted(m, no_markup(m, v)); break;
     case LIST: put_list_repr(m, v.list, depth); break;
@@ -189,13 +192,11 @@ static void new_line(Machine *m, const JsonStyle *style, int level) {
 }
 
 static const Entry *sorted_entries(Machine *m, const Dict *d) {
-    if (d->n > MAX_SORT) give_up(m, "a sort of many keys");
     Entry *e = arena(m, d->n * sizeof(Entry));
-    for (uint32_t i = 0; i < d->n; i++) {
-        uint32_t k = i;
-        for (; k && order(m, e[k - 1].key, d->e[i].key) > 0; k--) e[k] = e[k - 1];
-        e[k] = d->e[i];
-    }
+    Value *keys = arena(m, d->n * sizeof(Value));
+    for (uint32_t i = 0; i < d->n; i++) keys[i] = d->e[i].key;
+    const uint32_t *places = sorted_places(m, keys, d->n, false, false);
+    for (uint32_t i = 0; i < d->n; i++) e[i] = d->e[places[i]];
     return e;
 }
 
@@ -226,6 +227,7 @@ void put_json(Machine *m, Value v, const JsonStyle *style, int level) {
             PUT(m, "false");
         break;
     case INT: put_int(m, v.i); break;
+    case BIG: put(m, v.s, v.size); break;
     case FLOAT: put_float(m, v.d); break;
     case STRING: put_json_string(m, v, style->ascii); break;
     case LIST:

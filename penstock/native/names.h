@@ -6,14 +6,20 @@
 
 #define METHODS(X)                                                                                                     \
     X(split) X(strip) X(lstrip) X(rstrip) X(startswith) X(endswith) X(replace) X(get) X(items) X(keys) X(values)       \
-    X(upper) X(lower) X(capitalize) X(join) X(find) X(count) X(format) X(removeprefix) X(removesuffix)
+    X(upper) X(lower) X(capitalize) X(title) X(join) X(find) X(count) X(format) X(removeprefix) X(removesuffix)        \
+    X(rsplit) X(splitlines) X(partition) X(rpartition) X(index) X(copy) X(cycle) X(center) X(ljust) X(rjust) X(zfill)  \
+    X(expandtabs) X(swapcase) X(casefold) X(rfind) X(rindex) X(isalnum) X(isalpha) X(isascii) X(isdecimal) X(isdigit)  \
+    X(isidentifier) X(islower) X(isnumeric) X(isprintable) X(isspace) X(istitle) X(isupper) X(is_integer) X(bit_length)
 #define FILTERS(X)                                                                                                     \
     X(trim) X(length) X(count) X(string) X(default) X(d) X(items) X(safe) X(join) X(list) X(dictsort) X(upper)         \
-    X(lower) X(capitalize) X(replace) X(first) X(last) X(int) X(tojson) X(map_attribute) X(map_filter) X(select)       \
-    X(reject) X(selectattr) X(rejectattr) X(min) X(max) X(unique) X(indent) X(sort) X(reverse)
+    X(lower) X(capitalize) X(title) X(replace) X(first) X(last) X(int) X(tojson) X(map_attribute) X(map_filter)        \
+    X(select) X(reject) X(selectattr) X(rejectattr) X(min) X(max) X(sum) X(unique) X(indent) X(sort) X(groupby)        \
+    X(batch) X(slice) X(reverse) X(abs) X(attr) X(float) X(round) X(center) X(e) X(escape) X(forceescape) X(striptags) \
+    X(truncate) X(wordcount) X(wordwrap) X(filesizeformat) X(urlencode) X(urlize) X(xmlattr) X(pprint) X(strftime_now)
 #define TESTS(X)                                                                                                       \
     X(defined) X(undefined) X(none) X(string) X(mapping) X(iterable) X(sequence) X(boolean) X(true) X(false)           \
-    X(number) X(integer) X(float) X(truthy) X(odd) X(even) X(eq) X(ne) X(in) X(lt) X(gt)
+    X(number) X(integer) X(float) X(truthy) X(odd) X(even) X(callable) X(escaped) X(lower) X(upper) X(eq) X(ne) X(in)  \
+    X(lt) X(le) X(gt) X(ge) X(divisibleby) X(sameas)
 /* Every operation with its operands, and how many values it pops and pushes, where a[i] is an operand. Operands:
  * c constant, s text, w text that is not empty, k list of as many texts as the operand before says, g global, l local,
  * j jump target, b branch, n count, p positive count, i any integer, m method, f filter, t test, x macro that is defined
@@ -38,7 +44,8 @@
     X(DICT, "n", 2 * a[0], 1) X(NAMESPACE, "nu", 2 * a[0] + SPREADS(a[1]), 1) X(SET_ATTRIBUTE, "s", 2, 0)              \
     X(CAPTURE, "", 0, 0) X(PRINT_BLOCK, "", 1, 0) X(CAPTURE_END, "", 0, 1) X(GENERATION, "", 0, 0)                     \
     X(GENERATION_END, "", 0, 0) X(RETURN, "", 0, 0) X(SUBTRACT, "", 2, 1) X(MULTIPLY, "", 2, 1) X(MODULO, "", 2, 1)    \
-    X(NEGATE, "", 1, 1) X(FLOOR_DIVIDE, "", 2, 1) X(RANGE, "p", a[0], 1) X(REFUSE, "", 1, 1) X(GIVE_UP, "s", 0, 0)     \
+    X(NEGATE, "", 1, 1) X(FLOOR_DIVIDE, "", 2, 1) X(DIVIDE, "", 2, 1) X(POWER, "", 2, 1) X(CHAIN, "njb", 2, 1)         \
+    X(RANGE, "p", a[0], 1) X(REFUSE, "", 1, 1) X(GIVE_UP, "s", 0, 0)                                                   \
     X(ARGUMENT, "ljb", 0, 0) X(SPLIT_AT, "wn", 1, 1) X(HALT, "", 0, 0)
 
 /* Values of a call: the callee, positional arguments, a list of more, named arguments, an object of more. */

@@ -1,64 +1,8 @@
-/* Operations of templates on values: attributes, items, methods, filters and tests, as in jinja2's sandbox. */
+/* Operations of templates on values: attributes, items, loops and tests, as in jinja2's sandbox. */
 
 #include "constants.h"
 #include "names.h"
 #include "values.h"
-
-/* ---- adding */
-
-static void put_markup(Machine *m, Value v) { /* markupsafe escapes the side that is plain */
-    for (uint32_t i = 0; i < v.size; i++) {
-        switch (v.markup ? 0 : v.s[i]) {
-        case '&': PUT(m, "&amp;"); break;
-        case '<': PUT(m, "&lt;"); break;
-        case '>': PUT(m, "&gt;"); break;
-        case '\'': PUT(m, "&#39;"); break;
-        case '"': PUT(m, "&#34;"); break;
-        default: put_char(m, v.s[i]);
-        }
-    }
-}
-
-static Value add_text(Machine *m, Value a, Value b) {
-    if (a.markup || b.markup) {
-        const size_t mark = m->out.n;
-        put_markup(m, a);
-        put_markup(m, b);
-        Value sum = take_output(m, mark);
-        sum.markup = 1;
-        return sum;
-    }
-    if (!a.size) return b;
-    if (!b.size) return a;
-    const size_t n = (size_t)a.size + b.size;
-    if (n > MAX_TEXT) give_up(m, "a string is too large");
-    charge(m, n);
-    char *p = arena(m, n);
-    memcpy(p, a.s, a.size);
-    memcpy(p + a.size, b.s, b.size);
-    copy_origin(m, a.s, a.size, p);
-    copy_origin(m, b.s, b.size, p + a.size);
-    return of_string(p, n);
-}
-
-Value add(Machine *m, Value a, Value b) {
-    if (a.tag == STRING && b.tag == STRING) return add_text(m, a, b);
-    if (is_number(a) && is_number(b)) {
-        int64_t sum;
-        if (__builtin_add_overflow(a.i, b.i, &sum)) give_up(m, "an integer beyond 64 bits");
-        return of_int(sum);
-    }
-    if (a.tag == LIST && b.tag == LIST && a.list->kind == b.list->kind && a.list->kind <= TUPLE) {
-        const size_t n = (size_t)a.list->n + b.list->n;
-        if (n > 1u << 24) give_up(m, "a list is too long");
-        charge(m, n * sizeof(Value));
-        const Value sum = of_list(m, (uint32_t)n, (ListKind)a.list->kind);
-        if (a.list->n) memcpy(sum.list->v, a.list->v, a.list->n * sizeof(Value));
-        if (b.list->n) memcpy(sum.list->v + a.list->n, b.list->v, b.list->n * sizeof(Value));
-        return sum;
-    }
-    give_up(m, "+ of other types");
-}
 
 /* ---- attributes and items */
 
@@ -101,7 +45,7 @@ static bool is_one_of(Value name, const char *const *names) {
 static Value method_value(Machine *m, Value v, Value name) {
     static const char *const refused[] = {"clear",  "pop",    "popitem", "setdefault", "update", "append",     "extend",
                                           "insert", "remove", "reverse", "sort",       "format", "format_map", NULL};
-    if (is_number(v) || v.tag == FLOAT) give_up(m, "an attribute of a number");
+    if (is_numeric(v)) give_up(m, "an attribute of a number");
     if (is_one_of(name, refused)) give_up(m, "a method that the sandbox may refuse");
     return of_tag(METHOD);
 }
@@ -111,6 +55,7 @@ static int type_bit(Value v) {
     case STRING: return OF_STRING;
     case DICT: return OF_DICT;
     case BOOL:
+    case BIG:
     case INT: return OF_INT;
     case FLOAT: return OF_FLOAT;
     case LIST: return v.list->kind == PLAIN_LIST ? OF_LIST : OF_TUPLE;
@@ -133,9 +78,12 @@ Value get_attribute(Machine *m, Value v, Value name, int methods) { /* v.name: t
     case STRING:
     case LIST:
     case INT:
+    case BIG:
     case BOOL:
     case FLOAT:
         no_markup(m, v);
+        if (v.tag == LIST && v.list->is_group && IS(name, "grouper")) return v.list->v[0];
+        if (v.tag == LIST && v.list->is_group && IS(name, "list")) return v.list->v[1];
         if (methods & type_bit(v)) return method_value(m, v, name);
         if (v.tag == LIST && v.list->kind > TUPLE) give_up(m, "an attribute of a view");
         return undefined();
@@ -184,6 +132,7 @@ Value get_index(Machine *m, Value v, int64_t i) {
         return undefined();
     case NONE:
     case INT:
+    case BIG:
     case BOOL:
     case FLOAT: return undefined();
     default: give_up(m, "an index of another type");
@@ -201,20 +150,30 @@ Value get_item(Machine *m, Value v, Value key) {
     return is_one_of(key, methods) ? method_value(m, v, key) : undefined();
 }
 
-/* 'a.b' as jinja2's make_attrgetter resolves it; the compiler excludes digits and underscores. */
-Value get_path(Machine *m, Value v, Value path) {
+static Value get_part(Machine *m, Value v, Value name) { /* one part of a path */
     static const char *const usual[] = {"type", "role", "content", "name", NULL}; /* not attributes of str */
-    if (path.tag != STRING) give_up(m, "an attribute by another type than text");
-    const char *p = path.s, *end = p + path.size;
-    for (;;) {
-        const char *dot = memchr(p, '.', (size_t)(end - p));
-        const Value name = of_string(p, (size_t)((dot ? dot : end) - p));
-        if (v.tag == DICT)
-            v = get_item(m, v, name);
-        else if ((v.tag == STRING || v.tag == NONE) && !v.markup && is_one_of(name, usual))
-            v = undefined();
-        else
-            give_up(m, "an attribute of another type");
+    int64_t number = 0;
+    uint32_t digits = 0;
+    for (; digits < name.size && digits < 18 && name.s[digits] >= '0' && name.s[digits] <= '9'; digits++)
+        number = number * 10 + (name.s[digits] - '0');
+    if (name.size && digits == name.size) return get_index(m, v, number);
+    if (v.tag == DICT) return get_item(m, v, name);
+    if (v.tag == LIST && v.list->is_group && IS(name, "grouper")) return v.list->v[0];
+    if (v.tag == LIST && v.list->is_group && IS(name, "list")) return v.list->v[1];
+    if ((v.tag != STRING && v.tag != NONE) || v.markup || !is_one_of(name, usual))
+        give_up(m, "an attribute of another type");
+    return undefined();
+}
+
+/* 'a.b' as jinja2's make_attrgetter resolves it: an undefined part becomes `otherwise`, unless that is None. */
+Value get_path(Machine *m, Value v, Value path, Value otherwise) {
+    if (path.tag == NONE) return v;
+    if (path.tag != STRING && path.tag != INT) give_up(m, "an attribute by another type than text");
+    if (path.tag == STRING && (path.size > 256 || !is_ascii(path.s, path.size))) give_up(m, "an unusual attribute");
+    for (const char *p = path.s, *end = p + path.size;;) {
+        const char *dot = path.tag == INT ? NULL : memchr(p, '.', (size_t)(end - p));
+        v = path.tag == INT ? get_index(m, v, path.i) : get_part(m, v, of_string(p, (size_t)((dot ? dot : end) - p)));
+        if (v.tag == UNDEFINED && otherwise.tag != NONE) v = otherwise;
         if (!dot) return v;
         p = dot + 1;
     }
@@ -272,130 +231,28 @@ int64_t length(Machine *m, Value v) {
     }
 }
 
-/* ---- methods */
-
-Value join(Machine *m, Value separator, Value items, bool only_text) {
-    const Value list = iterate(m, items);
-    const size_t mark = begin_text(m);
-    charge(m, 8 * (size_t)list.list->n);
-    for (uint32_t i = 0; i < list.list->n; i++) {
-        const Value item = no_markup(m, list.list->v[i]);
-        if (only_text && item.tag != STRING) give_up(m, "a join of other types");
-        if (i) put_traced(m, separator.s, separator.size);
-        put_value(m, item);
-        if (m->out.n - mark > MAX_TEXT) give_up(m, "a string is too large");
-    }
-    return end_text(m, mark);
-}
-
-static Value format(Machine *m, Value s, const Value *a, int n) { /* only plain {} */
-    const size_t mark = m->out.n;
-    int used = 0;
-    for (uint32_t i = 0; i < s.size; i++) {
-        const char c = s.s[i], next = i + 1 < s.size ? s.s[i + 1] : 0;
-        if (c == '{' && next == '}') {
-            if (used == n) give_up(m, "format without enough arguments");
-            const Value text = to_text(m, a[used++]);
-            put(m, text.s, text.size);
-            i++;
-        } else if (c == '{' || c == '}') {
-            if (next != c) give_up(m, "format with fields");
-            put_char(m, c);
-            i++;
-        } else {
-            put_char(m, c);
-        }
-    }
-    return take_output(m, mark);
-}
-
-static bool has_affix(Machine *m, Value s, Value affix, bool at_end) {
-    if (affix.tag != STRING) give_up(m, "startswith of other types");
-    if (affix.size > s.size) return false;
-    charge(m, affix.size);
-    return !memcmp(at_end ? s.s + s.size - affix.size : s.s, affix.s, affix.size);
-}
-
-static Value starts_or_ends(Machine *m, Value s, Value affix, bool at_end) {
-    if (affix.tag != LIST || affix.list->kind != TUPLE) return of_bool(has_affix(m, s, affix, at_end));
-    bool found = false;
-    for (uint32_t i = 0; i < affix.list->n; i++) found |= has_affix(m, s, affix.list->v[i], at_end);
-    return of_bool(found);
-}
-
-static Value count_text(Machine *m, Value s, Value wanted) {
-    if (!wanted.size) give_up(m, "a count of nothing");
-    charge(m, s.size);
-    int64_t count = 0;
-    const char *p = s.s, *end = p + s.size;
-    for (const char *q; (q = find(m, p, (size_t)(end - p), wanted.s, wanted.size)); p = q + wanted.size) count++;
-    return of_int(count);
-}
-
-static Value text_method(Machine *m, Value s, int method, Value *a, int n) {
-    no_markup(m, s);
-    for (int i = 0; i < n; i++) no_markup(m, a[i]);
-    const bool texts = (n < 1 || a[0].tag == STRING) && (n < 2 || a[1].tag == STRING);
-    switch (method) {
-    case METHOD_split:
-        if (n > 2 || (n == 2 && !is_number(a[1]))) break;
-        return split(m, s, n ? a : NULL, n == 2 && a[1].i >= 0 ? a[1].i : -1);
-    case METHOD_strip:
-    case METHOD_lstrip:
-    case METHOD_rstrip:
-        if (n > 1) break;
-        return strip(m, s, n ? a : NULL, method != METHOD_rstrip, method != METHOD_lstrip);
-    case METHOD_startswith:
-    case METHOD_endswith:
-        if (n != 1) break;
-        return starts_or_ends(m, s, a[0], method == METHOD_endswith);
-    case METHOD_removeprefix:
-        if (n != 1 || !texts) break;
-        return has_affix(m, s, a[0], false) ? of_string(s.s + a[0].size, s.size - a[0].size) : s;
-    case METHOD_removesuffix:
-        if (n != 1 || !texts) break;
-        return has_affix(m, s, a[0], true) ? of_string(s.s, s.size - a[0].size) : s;
-    case METHOD_replace:
-        if (n == 3 && texts && is_number(a[2])) return replace(m, s, a[0], a[1], a[2].i < 0 ? -1 : a[2].i);
-        if (n != 2 || !texts) break;
-        return replace(m, s, a[0], a[1], -1);
-    case METHOD_upper:
-    case METHOD_lower:
-    case METHOD_capitalize:
-        if (n) break;
-        return change_case(m, s, method == METHOD_upper ? UPPER : method == METHOD_lower ? LOWER : CAPITALIZE);
-    case METHOD_find: {
-        if (n != 1 || !texts || !a[0].size) break;
-        charge(m, s.size);
-        const char *found = find(m, s.s, s.size, a[0].s, a[0].size);
-        return of_int(found ? (int64_t)count_points(s.s, (size_t)(found - s.s)) : -1);
-    }
-    case METHOD_count:
-        if (n != 1 || !texts) break;
-        return count_text(m, s, a[0]);
-    case METHOD_join:
-        if (n != 1) break;
-        return join(m, s, a[0], true);
-    case METHOD_format: return format(m, s, a, n);
-    default: break;
-    }
-    give_up(m, "a method of text with other arguments");
-}
-
-Value call_method(Machine *m, Value v, int method, Value *a, int n) {
-    if (v.tag == STRING) return text_method(m, v, method, a, n);
-    if (v.tag != DICT) give_up(m, "a method of another type");
-    if (method == METHOD_get && (n == 1 || n == 2) && a[0].tag == STRING) {
-        const Value *found = look_up(m, v.dict, keyed(a[0]));
-        return found ? *found : n == 2 ? a[1] : none();
-    }
-    if (method == METHOD_items && !n) return entries(m, v.dict, ITEMS, VIEW);
-    if (method == METHOD_keys && !n) return entries(m, v.dict, KEYS, VIEW);
-    if (method == METHOD_values && !n) return entries(m, v.dict, VALUES, VIEW);
-    give_up(m, "another method of an object");
-}
-
 /* ---- tests */
+
+static bool is_callable(Machine *m, Value v) {
+    if (v.tag == NAMESPACE) give_up(m, "a test of namespace");
+    return v.tag == METHOD || v.tag == MACRO || v.tag == FUNCTION || v.tag == LOOP || v.tag == UNDEFINED;
+}
+
+static Value no_text(Machine *m, Value v) { /* whose remainder is a text */
+    if (v.tag == STRING) give_up(m, "a test of numbers on text");
+    return v;
+}
+
+static bool is_same(Machine *m, Value a, Value b) {
+    if (a.tag != b.tag) return false;
+    if (a.tag == NONE) return true;
+    if (a.tag != BOOL) give_up(m, "sameas of other types than booleans and none");
+    return a.i == b.i;
+}
+
+static bool is_divisible(Machine *m, Value v, Value by) {
+    return !truth(m, arithmetic(m, OP_MODULO, v, by));
+}
 
 bool run_test(Machine *m, Value v, int test, Value *a, int n) {
     const bool is_list = v.tag == LIST;
@@ -414,19 +271,25 @@ bool run_test(Machine *m, Value v, int test, Value *a, int n) {
     case TEST_boolean: return v.tag == BOOL;
     case TEST_true: return v.tag == BOOL && v.i;
     case TEST_false: return v.tag == BOOL && !v.i;
-    case TEST_number: return is_number(v) || v.tag == FLOAT;
-    case TEST_integer: return v.tag == INT;
+    case TEST_number: return is_numeric(v);
+    case TEST_integer: return v.tag == INT || v.tag == BIG;
     case TEST_float: return v.tag == FLOAT;
     case TEST_truthy: return truth(m, v);
-    case TEST_odd:
-    case TEST_even:
-        if (!is_number(v)) give_up(m, "odd or even of another type");
-        return (v.i & 1) == (test == TEST_odd);
+    case TEST_odd: return equal(m, arithmetic(m, OP_MODULO, no_text(m, v), of_int(2)), of_int(1), 0);
+    case TEST_even: return is_divisible(m, no_text(m, v), of_int(2));
+    case TEST_callable: return is_callable(m, v);
+    case TEST_escaped: return v.tag == STRING && v.markup;
+    case TEST_lower: return truth(m, by_python(m, "test", "lower", &v, 1));
+    case TEST_upper: return truth(m, by_python(m, "test", "upper", &v, 1));
     case TEST_eq: return equal(m, v, a[0], 0);
     case TEST_ne: return !equal(m, v, a[0], 0);
     case TEST_in: return contains(m, v, a[0]);
     case TEST_lt: return order(m, v, a[0]) < 0;
+    case TEST_le: return order(m, v, a[0]) <= 0;
     case TEST_gt: return order(m, v, a[0]) > 0;
+    case TEST_ge: return order(m, v, a[0]) >= 0;
+    case TEST_divisibleby: return is_divisible(m, no_text(m, v), a[0]);
+    case TEST_sameas: return is_same(m, v, a[0]);
     default: give_up(m, "a test");
     }
 }

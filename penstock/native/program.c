@@ -12,6 +12,23 @@
 
 /* ---- constants: Python values converted into an arena that lives as long as the program */
 
+static Value big_of_python(Machine *m, PyObject *o) {
+    char digits[MAX_DIGITS + 1];
+    Py_ssize_t n = 0;
+    PyObject *text = PyObject_Str(o);
+    const char *s = text ? PyUnicode_AsUTF8AndSize(text, &n) : NULL;
+    const bool fits = s && n <= MAX_DIGITS;
+    if (fits) memcpy(digits, s, (size_t)n);
+    Py_XDECREF(text);
+    if (!fits) PyErr_Clear();
+    if (!fits) give_up(m, "an integer of more than 4000 digits");
+    char *copy = arena(m, (size_t)n);
+    memcpy(copy, digits, (size_t)n);
+    Value found = of_string(copy, (size_t)n);
+    found.tag = BIG;
+    return found;
+}
+
 static Value of_python(Machine *m, PyObject *o) {
     if (o == Py_None) return none();
     if (o == Py_Ellipsis) return undefined();
@@ -19,7 +36,7 @@ static Value of_python(Machine *m, PyObject *o) {
     if (PyLong_Check(o)) {
         int overflow;
         const long long i = PyLong_AsLongLongAndOverflow(o, &overflow);
-        if (overflow) give_up(m, "an integer beyond 64 bits");
+        if (overflow) return big_of_python(m, o);
         return of_int(i);
     }
     if (PyFloat_Check(o)) return (Value){.tag = FLOAT, .d = PyFloat_AsDouble(o)};
@@ -137,6 +154,7 @@ static bool load(ProgramObject *self, Py_buffer *code, PyObject *constants, PyOb
 static void dealloc(ProgramObject *self) {
     Machine *m = self->machine;
     if (m) {
+        Py_XDECREF(m->python), Py_XDECREF(m->held);
         free_chunks(m->first);
         free(m->decoded_start), free(m->parsed.at), free(m->out.at), free(m->stack), free(m->globals);
         free(m->sources.at), free(m->origins.at), free(m->spans.at), free(m->scratch.at);
@@ -151,16 +169,18 @@ static void dealloc(ProgramObject *self) {
 
 static PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
     Py_buffer code;
-    PyObject *constants, *macros, *layout;
+    PyObject *constants, *macros, *layout, *python = NULL;
     int globals, branches;
     if (keywords && PyDict_Size(keywords)) return PyErr_Format(PyExc_TypeError, "no keyword arguments");
-    if (!PyArg_ParseTuple(arguments, "y*O!O!iiO!", &code, &PyList_Type, &constants, &PyList_Type, &macros, &globals,
-                          &branches, &PyDict_Type, &layout))
+    if (!PyArg_ParseTuple(arguments, "y*O!O!iiO!|O!", &code, &PyList_Type, &constants, &PyList_Type, &macros, &globals,
+                          &branches, &PyDict_Type, &layout, &PyTuple_Type, &python))
         return NULL;
     ProgramObject *self = (ProgramObject *)PyType_GenericAlloc(type, 0);
     Machine *m = calloc(1, sizeof *m);
-    if (self && m && code.len > 0 && code.len % 4 == 0 && globals >= 0 && branches >= 0) {
+    if (self && m && code.len > 0 && code.len % 4 == 0 && globals >= 0 && branches >= 0 &&
+        (!python || PyTuple_Size(python) == 3)) {
         self->machine = m;
+        m->python = Py_XNewRef(python);
         Program *p = &self->program;
         p->code_size = code.len / 4;
         p->constant_count = (int)PyList_Size(constants);
@@ -418,8 +438,10 @@ static PyObject *render_batch(PyObject *object, PyObject *rows, bool with_turns)
         if (usual) freelocale(usual);
         PyEval_RestoreThread(m->thread);
         m->thread = NULL;
-        result = result_of(m, &b);
+        Py_CLEAR(m->held);
+        if (!m->interrupted) result = result_of(m, &b);
         if (with_turns) result = turns_of(&b, result);
+        m->interrupted = false;
         self->busy = false; /* only now: allocating objects may run other threads, and the texts are the machine's */
     }
     end_batch(&b);

@@ -18,6 +18,7 @@ static void remove_key(Dict *d, const Value *value) { /* `value` points into the
         if (&d->e[i].value != value) continue;
         memmove(d->e + i, d->e + i + 1, (d->n - i - 1) * sizeof(Entry));
         d->n--;
+        d->index = NULL;
         return;
     }
 }
@@ -166,6 +167,7 @@ static void rename_key(Machine *m, Dict *message, Value from, Value to, int32_t 
     if (find_key(message, to)) unusual(m);
     for (uint32_t i = 0; i < message->n; i++)
         if (!compare_text(message->e[i].key, from)) message->e[i].key = given_name(m, to, number);
+    message->index = NULL;
 }
 
 static void drop_nulls(Dict *message) { /* as apply_chat_template does */
@@ -173,6 +175,7 @@ static void drop_nulls(Dict *message) { /* as apply_chat_template does */
     for (uint32_t i = 0; i < message->n; i++)
         if (message->e[i].value.tag != NONE) message->e[kept++] = message->e[i];
     message->n = kept;
+    message->index = NULL;
 }
 
 static Value read_message(Machine *m, const Layout *l, Value message, int32_t number, float *weight) {

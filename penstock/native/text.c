@@ -209,6 +209,27 @@ static Value popped(Machine *m, size_t base, ListKind kind) { /* pops the values
     return list;
 }
 
+static void push_text(Machine *m, const char *from, const char *to) {
+    APPEND(m, m->parsed, of_string(from, (size_t)(to - from)));
+}
+
+static const char *skip_space(const char *p, const char *end, bool space) {
+    for (int size; p < end && is_space(decode(p, &size)) == space; p += size) continue;
+    return p;
+}
+
+static const char *before(const char *p) { /* the start of the character that ends at p */
+    do p--;
+    while ((*p & 0xC0) == 0x80);
+    return p;
+}
+
+static const char *skip_space_back(const char *start, const char *p, bool space) {
+    for (int size; p > start && is_space(decode(before(p), &size)) == space;) p = before(p);
+    return p;
+}
+
+/* Splits at most `most` times, or everywhere if that is negative. */
 Value split(Machine *m, Value s, const Value *separator, int64_t most) {
     const size_t base = m->parsed.n;
     const char *p = s.s, *end = p + s.size;
@@ -216,27 +237,121 @@ Value split(Machine *m, Value s, const Value *separator, int64_t most) {
     if (separator && separator->tag != NONE) {
         if (separator->tag != STRING || !separator->size) give_up(m, "split at other types");
         for (const char *q; most != 0 && (q = find(m, p, (size_t)(end - p), separator->s, separator->size)); most--) {
-            APPEND(m, m->parsed, of_string(p, (size_t)(q - p)));
+            push_text(m, p, q);
             p = q + separator->size;
         }
-        APPEND(m, m->parsed, of_string(p, (size_t)(end - p)));
+        push_text(m, p, end);
         return popped(m, base, PLAIN_LIST);
     }
-    if (most >= 0) give_up(m, "split at white space with a limit");
-    for (int size; p < end;) {
-        while (p < end && is_space(decode(p, &size))) p += size;
+    for (p = skip_space(p, end, true); p < end; most--) {
         const char *word = p;
-        while (p < end && !is_space(decode(p, &size))) p += size;
-        if (p > word) APPEND(m, m->parsed, of_string(word, (size_t)(p - word)));
+        p = most ? skip_space(p, end, false) : end;
+        push_text(m, word, p);
+        p = skip_space(p, end, true);
     }
     return popped(m, base, PLAIN_LIST);
 }
 
+/* The caller charges for the text. */
+static const char *find_last(const char *text, size_t n, Value wanted) {
+    for (size_t i = n < wanted.size ? 0 : n - wanted.size + 1; i > 0; i--)
+        if (text[i - 1] == wanted.s[0] && !memcmp(text + i - 1, wanted.s, wanted.size)) return text + i - 1;
+    return NULL;
+}
+
+Value split_right(Machine *m, Value s, const Value *separator, int64_t most) {
+    const bool spaces = !separator || separator->tag == NONE;
+    if (most < 0 && spaces) return split(m, s, NULL, -1);
+    const size_t base = m->parsed.n;
+    const char *start = s.s, *p = start + s.size;
+    charge(m, s.size);
+    if (spaces) {
+        for (p = skip_space_back(start, p, true); p > start; most--) {
+            const char *end = p;
+            p = most ? skip_space_back(start, p, false) : start;
+            push_text(m, p, end);
+            p = skip_space_back(start, p, true);
+        }
+    } else {
+        if (separator->tag != STRING || !separator->size) give_up(m, "split at other types");
+        for (const char *q; most != 0 && (q = find_last(start, (size_t)(p - start), *separator)); most--) {
+            charge(m, (size_t)(p - q));
+            push_text(m, q + separator->size, p);
+            p = q;
+        }
+        push_text(m, start, p);
+    }
+    const Value list = popped(m, base, PLAIN_LIST);
+    for (uint32_t i = 0, k = list.list->n; i + 1 < k; i++) { /* found from the right */
+        const Value other = list.list->v[--k];
+        list.list->v[k] = list.list->v[i];
+        list.list->v[i] = other;
+    }
+    return list;
+}
+
+static const char *end_of_line(const char *p, const char *end) {
+    for (int size; p < end && !is_line_break(decode(p, &size)); p += size) continue;
+    return p;
+}
+
+static const char *after_break(const char *p, const char *end) {
+    int size;
+    if (*p == '\r' && p + 1 < end && p[1] == '\n') return p + 2;
+    decode(p, &size);
+    return p + size;
+}
+
+Value split_lines_of(Machine *m, Value s, bool keep_ends) {
+    const size_t base = m->parsed.n;
+    charge(m, s.size);
+    for (const char *p = s.s, *end = p + s.size; p < end;) {
+        const char *q = end_of_line(p, end), *next = q < end ? after_break(q, end) : q;
+        push_text(m, p, keep_ends ? next : q);
+        p = next;
+    }
+    return popped(m, base, PLAIN_LIST);
+}
+
+Value partition(Machine *m, Value s, Value separator, bool at_last) {
+    if (separator.tag != STRING || !separator.size) give_up(m, "a partition at other types");
+    charge(m, s.size);
+    const char *q =
+        at_last ? find_last(s.s, s.size, separator) : find(m, s.s, s.size, separator.s, separator.size);
+    const Value parts = of_list(m, 3, TUPLE);
+    for (int i = 0; i < 3; i++) parts.list->v[i] = LITERAL("");
+    parts.list->v[at_last ? 2 : 0] = s;
+    if (!q) return parts;
+    const char *next = q + separator.size;
+    parts.list->v[0] = of_string(s.s, (size_t)(q - s.s));
+    parts.list->v[1] = of_string(q, separator.size);
+    parts.list->v[2] = of_string(next, (size_t)(s.s + s.size - next));
+    return parts;
+}
+
+/* Replacing nothing inserts the new text before each character and at the end. */
+static void put_inserted(Machine *m, Value s, Value new, int64_t most, size_t mark) {
+    const char *p = s.s, *end = p + s.size;
+    for (; most != 0; most--) {
+        put_traced(m, new.s, new.size);
+        if (m->out.n - mark > MAX_TEXT) give_up(m, "a string is too large");
+        if (p == end) break;
+        int size;
+        decode(p, &size);
+        put_traced(m, p, (size_t)size);
+        p += size;
+    }
+    put_traced(m, p, (size_t)(end - p));
+}
+
 Value replace(Machine *m, Value s, Value old, Value new, int64_t most) {
     no_markup(m, s);
-    if (!old.size) give_up(m, "replace of nothing");
     charge(m, s.size);
     const size_t mark = begin_text(m);
+    if (!old.size) {
+        put_inserted(m, s, new, most, mark);
+        return end_text(m, mark);
+    }
     const char *p = s.s, *end = p + s.size;
     for (const char *q; most != 0 && (q = find(m, p, (size_t)(end - p), old.s, old.size)); most--) {
         put_traced(m, p, (size_t)(q - p));
@@ -249,43 +364,90 @@ Value replace(Machine *m, Value s, Value old, Value new, int64_t most) {
     return p > s.s ? replaced : s;
 }
 
+static bool separates_words(uint32_t c) { /* for the filter `title` */
+    return c == '-' || c == '(' || c == '{' || c == '[' || c == '<' || is_space(c);
+}
+
+static Case case_of_next(Machine *m, uint32_t c, Case how) { /* after the character c */
+    if (how == TITLE) return is_cased(m, c) ? LOWER : CAPITALIZE;
+    return how == TITLE_FILTER && separates_words(c) ? UPPER : LOWER;
+}
+
 Value change_case(Machine *m, Value s, Case how) {
     no_markup(m, s);
     const size_t mark = m->out.n;
+    Case next = how == TITLE ? CAPITALIZE : how == TITLE_FILTER ? UPPER : how;
     for (size_t i = 0; i < s.size;) {
-        const bool upper = how == UPPER, title = how == CAPITALIZE && i == 0;
         int size;
         const uint32_t c = decode(s.s + i, &size);
         i += (size_t)size;
         if (c < 0x80) {
             const bool is_lower = c >= 'a' && c <= 'z', is_upper = c >= 'A' && c <= 'Z';
-            put_char(m, (char)((upper || title) ? c - 32 * is_lower : c + 32 * is_upper));
-            continue;
+            put_char(m, (char)(next != LOWER ? c - 32 * is_lower : c + 32 * is_upper));
+        } else if (c == 0x3A3 && next == LOWER) { /* the lower case of a capital sigma depends on its word */
+            static const char *const names[] = {"lower", "upper", "capitalize", "title", "title"};
+            m->out.n = mark;
+            return by_python(m, how == TITLE_FILTER ? "filter" : "method", names[how], &s, 1);
+        } else {
+            const CaseChange *changed = case_change(m, c, next);
+            put(m, changed->bytes, changed->size);
         }
-        if (c == 0x3A3) give_up(m, "a capital sigma"); /* its lower case depends on context */
-        const CaseChange *changed = case_change(m, c, upper ? UPPER : title ? CAPITALIZE : LOWER);
-        put(m, changed->bytes, changed->size);
+        if (how >= CAPITALIZE) next = how == CAPITALIZE ? LOWER : case_of_next(m, c, how);
     }
     return take_output(m, mark);
 }
 
 /* jinja2's filter: every line but the first is indented, unless it is empty. */
-Value indent(Machine *m, Value s, Value by, bool first) {
-    if (s.size && s.s[s.size - 1] == '\r') give_up(m, "indent of text that ends in a carriage return");
+Value indent(Machine *m, Value s, Value by, bool first, bool blank) {
+    if (s.size && s.s[s.size - 1] == '\r') s.size--; /* jinja2 appends a newline, which makes one break of both */
     const size_t mark = m->out.n;
     const char *p = s.s, *end = p + s.size;
     for (bool is_first = true;; is_first = false) {
-        const char *q = p;
-        int size = 1;
-        while (q < end && !is_line_break(decode(q, &size))) q += size;
+        const char *q = end_of_line(p, end);
         if (!is_first) put_char(m, '\n');
-        if (is_first ? first : q > p) put(m, by.s, by.size);
+        if (is_first ? first : blank || q > p) put(m, by.s, by.size);
         put(m, p, (size_t)(q - p));
         if (m->out.n - mark > MAX_TEXT) give_up(m, "a string is too large");
         if (q >= end) break;
-        p = q + (q[0] == '\r' && q + 1 < end && q[1] == '\n' ? 2 : size);
+        p = after_break(q, end);
     }
     return take_output(m, mark);
+}
+
+/* text % arguments. False where that is not simple: then Python does it. */
+static bool put_percent(Machine *m, Value s, const Value *a, uint32_t n) {
+    uint32_t used = 0;
+    for (const char *p = s.s, *end = p + s.size; p < end;) {
+        const char *q = memchr(p, '%', (size_t)(end - p));
+        put(m, p, (size_t)((q ? q : end) - p));
+        if (!q) break;
+        const char kind = q + 1 < end ? q[1] : 0;
+        if (kind == '%') {
+            put_char(m, '%');
+        } else {
+            if (used == n || (kind != 's' && (kind != 'd' || !is_number(a[used])))) return false;
+            if (a[used].tag == STRING)
+                put(m, a[used].s, a[used].size);
+            else if (kind == 'd')
+                put_repr(m, of_int(a[used].i), 0);
+            else if (a[used].tag != UNDEFINED)
+                put_repr(m, a[used], 0);
+            used++;
+        }
+        p = q + 2;
+    }
+    return used == n;
+}
+
+Value percent(Machine *m, Value s, Value arguments) {
+    const bool many = arguments.tag == LIST && arguments.list->kind == TUPLE;
+    const size_t mark = m->out.n;
+    if (!s.markup && arguments.tag != DICT &&
+        put_percent(m, s, many ? arguments.list->v : &arguments, many ? arguments.list->n : 1))
+        return take_output(m, mark);
+    m->out.n = mark;
+    const Value both[] = {s, arguments};
+    return by_python(m, "operator", "%", both, 2);
 }
 
 /* ---- positions */
@@ -313,6 +475,23 @@ static int64_t bound(Value given, int64_t n, int64_t step, int64_t otherwise) {
     return i < n ? i : step > 0 ? n : n - 1;
 }
 
+/* Every step-th character, `count` in all. Text taken apart like this has no origin. */
+static Value slice_by(Machine *m, Value s, int64_t low, int64_t count, int64_t step) {
+    const size_t mark = m->out.n;
+    const char *p = s.s + (count ? point_offset(s.s, s.size, (size_t)low) : 0), *end = s.s + s.size;
+    for (int64_t i = 0; i < count; i++) {
+        int size;
+        decode(p, &size);
+        put(m, p, (size_t)size);
+        if (i + 1 == count) break;
+        if (step > 0)
+            p += point_offset(p, (size_t)(end - p), (size_t)step);
+        else
+            for (int64_t k = 0; k > step; k--) p = before(p);
+    }
+    return take_output(m, mark);
+}
+
 Value slice(Machine *m, Value v, Value start, Value stop, Value by) {
     if ((start.tag != NONE && !is_number(start)) || (stop.tag != NONE && !is_number(stop)) ||
         (by.tag != NONE && !is_number(by)))
@@ -322,7 +501,7 @@ Value slice(Machine *m, Value v, Value start, Value stop, Value by) {
     if (v.tag == STRING) {
         no_markup(m, v);
         charge(m, v.size);
-    } else if (v.tag != LIST || v.list->kind > TUPLE) {
+    } else if (v.tag != LIST || v.list->kind > RANGE) {
         give_up(m, "a slice of another type");
     }
     const bool ascii = v.tag == STRING && is_ascii(v.s, v.size);
@@ -330,8 +509,8 @@ Value slice(Machine *m, Value v, Value start, Value stop, Value by) {
     const int64_t low = bound(start, n, step, step > 0 ? 0 : n - 1), high = bound(stop, n, step, step > 0 ? n : -1);
     const int64_t count = step > 0 ? (high > low ? (high - low - 1) / step + 1 : 0)
                                    : (low > high ? (low - high - 1) / -step + 1 : 0);
+    if (v.tag == STRING && step != 1) return slice_by(m, v, low, count, step);
     if (v.tag == STRING) {
-        if (step != 1) give_up(m, "a slice of text with a step");
         if (!count) return LITERAL("");
         const size_t from = ascii ? (size_t)low : point_offset(v.s, v.size, (size_t)low);
         const size_t to = ascii ? (size_t)high : from + point_offset(v.s + from, v.size - from, (size_t)(high - low));

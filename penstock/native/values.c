@@ -1,4 +1,4 @@
-/* The arena, lists and dicts, and the semantics of Python's operators. */
+/* The arena, lists and dicts, and equality. */
 
 #include "values.h"
 
@@ -109,6 +109,50 @@ uint16_t hash_of(const char *s, uint32_t n) {
     return (uint16_t)(h >> 48);
 }
 
+/* ---- the index of a dict with many keys */
+
+static uint64_t hash_of_all(const char *s, uint32_t n) {
+    uint64_t h = n, word;
+    for (; n >= 8; s += 8, n -= 8) {
+        memcpy(&word, s, 8);
+        h = (h ^ word) * 0x9E3779B97F4A7C15u;
+        h ^= h >> 29;
+    }
+    for (word = 0; n; n--) word = word << 8 | (uint8_t)*s++;
+    h = (h ^ word) * 0xBF58476D1CE4E5B9u;
+    return h ^ h >> 32;
+}
+
+uint32_t *place_of(Machine *m, Index *index, const Entry *e, Value key) {
+    charge(m, 8 + (size_t)key.size);
+    uint32_t at = (uint32_t)hash_of_all(key.s, key.size) & index->mask;
+    for (; index->places[at]; at = (at + 1) & index->mask) {
+        const Value known = e[index->places[at] - 1].key;
+        charge(m, 8);
+        if (known.hash == key.hash && is_text(known, key.s, key.size)) break;
+    }
+    return &index->places[at];
+}
+
+Index *index_of(Machine *m, const Entry *e, uint32_t n) {
+    uint32_t size = 2 * MAX_LINEAR;
+    if (n > 1u << 26) give_up(m, "an object with too many keys");
+    while (size < 4 * n) size *= 2;
+    charge(m, 4 * (size_t)size);
+    Index *index = arena(m, sizeof *index + size * sizeof *index->places);
+    index->mask = size - 1;
+    memset(index->places, 0, size * sizeof *index->places);
+    for (uint32_t i = 0; i < n; i++)
+        if (e[i].key.tag == STRING) *place_of(m, index, e, e[i].key) = i + 1;
+    return index;
+}
+
+Value *look_up_indexed(Machine *m, const Dict *d, Value key) {
+    if (!d->index) ((Dict *)d)->index = index_of(m, d->e, d->n); /* a cache */
+    const uint32_t place = *place_of(m, d->index, d->e, key);
+    return place ? &d->e[place - 1].value : NULL;
+}
+
 void set_key(Machine *m, Dict *d, Value key, Value value) {
     Value *known = look_up(m, d, key);
     if (known) {
@@ -117,16 +161,20 @@ void set_key(Machine *m, Dict *d, Value key, Value value) {
     }
     if (d->n == d->capacity) {
         const uint32_t capacity = d->capacity * 2 + 8;
-        if (capacity > 4 * MAX_KEYS) give_up(m, "an object with too many keys");
+        if (capacity > 1u << 27) give_up(m, "an object with too many keys");
         Entry *larger = arena(m, capacity * sizeof(Entry));
         if (d->n) memcpy(larger, d->e, d->n * sizeof(Entry));
         d->e = larger;
         d->capacity = capacity;
     }
     d->e[d->n++] = (Entry){key, value};
+    if (d->index && is_full(d->index, d->n))
+        d->index = NULL; /* the next look-up makes a larger one */
+    else if (d->index)
+        *place_of(m, d->index, d->e, key) = d->n;
 }
 
-/* ---- operators */
+/* ---- truth and equality */
 
 bool truth(Machine *m, Value v) {
     switch (v.tag) {
@@ -135,6 +183,7 @@ bool truth(Machine *m, Value v) {
     case BOOL:
     case INT: return v.i != 0;
     case FLOAT: return v.d != 0;
+    case BIG: return true;
     case STRING: return v.size != 0;
     case LIST: return v.list->kind >= GENERATOR || v.list->n != 0;
     case DICT: return v.dict->n != 0;
@@ -146,10 +195,10 @@ bool truth(Machine *m, Value v) {
     }
 }
 
-static double as_double(Machine *m, Value v) {
-    if (v.tag == FLOAT) return v.d;
-    if (v.i > (int64_t)1 << 53 || v.i < -((int64_t)1 << 53)) give_up(m, "an integer beyond 53 bits beside a float");
-    return (double)v.i;
+static bool equal_numbers(Machine *m, Value a, Value b) {
+    if (is_number(a) && is_number(b)) return a.i == b.i;
+    if (a.tag == FLOAT || b.tag == FLOAT) return order(m, a, b) == 0;
+    return a.tag == b.tag && !compare_text(a, b); /* the digits of integers beyond 64 bits */
 }
 
 static bool equal_lists(Machine *m, const List *a, const List *b, int depth) {
@@ -178,8 +227,7 @@ bool equal(Machine *m, Value a, Value b, int depth) {
         charge(m, a.size);
         return !memcmp(a.s, b.s, a.size);
     }
-    if (is_number(a) && is_number(b)) return a.i == b.i;
-    if ((is_number(a) || a.tag == FLOAT) && (is_number(b) || b.tag == FLOAT)) return as_double(m, a) == as_double(m, b);
+    if (is_numeric(a) && is_numeric(b)) return equal_numbers(m, a, b);
     if (a.tag != b.tag) return false;
     charge(m, 16);
     switch (a.tag) {
@@ -195,15 +243,6 @@ int compare_text(Value a, Value b) { /* UTF-8 bytes sort like code points */
     const uint32_t n = a.size < b.size ? a.size : b.size;
     const int found = n ? memcmp(a.s, b.s, n) : 0;
     return found ? found : (a.size > b.size) - (a.size < b.size);
-}
-
-int order(Machine *m, Value a, Value b) {
-    if (a.tag == STRING && b.tag == STRING) {
-        charge(m, a.size);
-        return compare_text(a, b);
-    }
-    if (is_number(a) && is_number(b)) return (a.i > b.i) - (a.i < b.i);
-    give_up(m, "an order of other types than text and integers");
 }
 
 bool contains(Machine *m, Value item, Value container) {

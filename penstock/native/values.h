@@ -22,8 +22,8 @@ enum {
     MAX_CALLS = 200,     /* nested macro calls */
     MAX_CAPTURES = 512,  /* nested captures of output */
     MAX_DEPTH = 200,     /* nested JSON, and values made from it */
-    MAX_KEYS = 1000,     /* keys of one object: look-up is linear */
-    MAX_SORT = 500,      /* elements sorted by insertion */
+    MAX_LINEAR = 32,     /* keys of an object that are searched one by one; more are looked up in an index */
+    MAX_DIGITS = 4000,   /* of an integer; Python's int() accepts 4300 */
     MAX_RANGE = 100000,  /* as in jinja2's sandbox */
 };
 #define MAX_TEXT ((size_t)64 << 20)   /* bytes of one rendered text, and of one string */
@@ -33,7 +33,7 @@ enum {
 #define MAX_VECTOR ((size_t)256 << 20) /* bytes of one growing array: spans of text, values being parsed */
 
 typedef enum {
-    UNDEFINED, MISSING, NONE, BOOL, INT, FLOAT, STRING, LIST, DICT, NAMESPACE, MACRO, FUNCTION, METHOD, LOOP,
+    UNDEFINED, MISSING, NONE, BOOL, INT, BIG, FLOAT, STRING, LIST, DICT, NAMESPACE, MACRO, FUNCTION, METHOD, LOOP,
     LOOP_METHOD
 } Tag;
 typedef enum { PLAIN_LIST, TUPLE, RANGE, VIEW, GENERATOR, SPENT } ListKind; /* a generator can be used once */
@@ -42,7 +42,7 @@ typedef struct Value {
     uint8_t tag;
     uint8_t markup; /* of strings: Markup, from |safe; which LoopMethod */
     uint16_t hash;  /* of strings that are keys */
-    uint32_t size;  /* bytes of a string; serial number of a loop, or of the call that defined a macro */
+    uint32_t size;  /* bytes of a string or of a BIG integer's digits; serial of a loop, or of a macro's defining call */
     union {
         int64_t i;
         double d;
@@ -55,6 +55,7 @@ typedef struct Value {
 typedef struct List {
     uint32_t n;
     uint8_t kind;
+    bool is_group; /* a pair made by `groupby`, whose items have names */
     Value *v;
 } List;
 
@@ -66,7 +67,13 @@ typedef struct Dict {
     uint32_t n, capacity;
     int32_t message; /* index of the message that this dict is, or -1 */
     Entry *e;
+    struct Index *index; /* of a dict with many keys, made by the first look-up; NULL after any other change than set_key */
 } Dict;
+
+typedef struct Index { /* an open hash table: numbers of entries + 1, or 0 */
+    uint32_t mask;
+    uint32_t places[];
+} Index;
 
 /* Whether p points into [start, end). As numbers: C leaves comparing pointers into different objects undefined. */
 static inline bool is_within(const char *p, const char *start, const char *end) {
@@ -202,6 +209,9 @@ typedef struct Machine {
     VECTOR(int32_t) tags;
     int32_t conversation; /* index in the batch */
     PyThreadState *thread; /* of the caller while the GIL is released, else NULL */
+    PyObject *python;      /* performs what is left to Python, see `python.c`; or NULL */
+    PyObject *held;        /* the last result of it, whose text may still be read */
+    bool interrupted;      /* an exception such as KeyboardInterrupt is set and ends the batch */
 } Machine;
 
 _Noreturn void give_up(Machine *m, const char *why);
@@ -278,6 +288,7 @@ static inline bool is_text(Value v, const char *s, size_t n) {
 }
 #define IS(v, literal) is_text(v, literal, sizeof(literal) - 1)
 static inline bool is_number(Value v) { return v.tag == INT || v.tag == BOOL; }
+static inline bool is_numeric(Value v) { return v.tag >= BOOL && v.tag <= FLOAT; }
 
 static inline Value *find_key(const Dict *d, Value key) { /* a string with its hash */
     for (uint32_t i = 0; i < d->n; i++) {
@@ -287,16 +298,24 @@ static inline Value *find_key(const Dict *d, Value key) { /* a string with its h
     }
     return NULL;
 }
+Value *look_up_indexed(Machine *m, const Dict *d, Value key);
 /* `find_key` for look-ups by templates; charges for large keys and dicts, because templates may repeat them. */
 static inline Value *look_up(Machine *m, const Dict *d, Value key) {
+    if (d->n > MAX_LINEAR) return look_up_indexed(m, d, key);
     if (d->n > 16 || key.size > 256) charge(m, 4 * (size_t)d->n + key.size);
     return find_key(d, key);
 }
+/* The place of a key in an index, or the empty one where it belongs. */
+uint32_t *place_of(Machine *m, Index *index, const Entry *e, Value key);
+/* An index of n entries with room for as many more; `MAX_LINEAR` or more. */
+Index *index_of(Machine *m, const Entry *e, uint32_t n);
+static inline bool is_full(const Index *index, uint32_t n) { return 2 * n > index->mask; }
 void set_key(Machine *m, Dict *d, Value key, Value value);
 
 bool truth(Machine *m, Value v);
 bool equal(Machine *m, Value a, Value b, int depth);
 int order(Machine *m, Value a, Value b); /* <0, 0, >0 */
+int order_items(Machine *m, Value a, Value b); /* as items of lists: equal ones need no order */
 int compare_text(Value a, Value b);
 bool contains(Machine *m, Value item, Value container);
 Value no_markup(Machine *m, Value v); /* gives up on Markup, whose methods escape */
@@ -333,12 +352,13 @@ static inline void put_traced(Machine *m, const char *s, size_t n) {
 
 /* ---- characters, as the running interpreter defines them */
 
-typedef enum { LOWER, UPPER, CAPITALIZE } Case; /* of one character, CAPITALIZE is title case */
+typedef enum { LOWER, UPPER, CAPITALIZE, TITLE, TITLE_FILTER } Case; /* of a text; of a character, the first three */
 typedef struct CaseChange {
     uint8_t size;
     char bytes[11]; /* UTF-8 of up to three characters */
 } CaseChange;
 const CaseChange *case_change(Machine *m, uint32_t c, Case how);
+bool is_cased(Machine *m, uint32_t c);
 bool is_printable(Machine *m, uint32_t c);
 bool is_wide_space(uint32_t c); /* beyond ASCII */
 static inline bool is_space(uint32_t c) {
@@ -362,9 +382,13 @@ const char *find(Machine *m, const char *text, size_t n, const char *wanted, siz
 const char *scan_string(const char *p, const char *end, bool *high);
 Value strip(Machine *m, Value s, const Value *chars, bool left, bool right);
 Value split(Machine *m, Value s, const Value *separator, int64_t most);
+Value split_right(Machine *m, Value s, const Value *separator, int64_t most);
+Value split_lines_of(Machine *m, Value s, bool keep_ends);
+Value partition(Machine *m, Value s, Value separator, bool at_last);
 Value replace(Machine *m, Value s, Value old, Value new, int64_t most);
 Value change_case(Machine *m, Value s, Case how);
-Value indent(Machine *m, Value s, Value by, bool first);
+Value indent(Machine *m, Value s, Value by, bool first, bool blank);
+Value percent(Machine *m, Value s, Value arguments);
 Value index_text(Machine *m, Value s, int64_t i);
 Value slice(Machine *m, Value v, Value start, Value stop, Value step);
 
@@ -383,9 +407,14 @@ void put_repr(Machine *m, Value v, int depth);
 void put_value(Machine *m, Value v);        /* as {{ v }} prints it */
 Value to_text(Machine *m, Value v);
 
-/* ---- operations */
+/* ---- numbers */
 
 Value add(Machine *m, Value a, Value b);
+Value arithmetic(Machine *m, int op, Value a, Value b);
+Value negated(Machine *m, Value v);
+
+/* ---- operations */
+
 Value get_attribute(Machine *m, Value v, Value name, int methods);
 Value get_key(Machine *m, Value v, Value name, int methods);
 Value get_item(Machine *m, Value v, Value key);
@@ -394,13 +423,24 @@ Value get_index(Machine *m, Value v, int64_t i);
 Value iterate(Machine *m, Value v); /* the items of a loop over a value, as a list */
 typedef enum { ITEMS, KEYS, VALUES } What;
 Value entries(Machine *m, const Dict *d, What what, ListKind kind);
-Value get_path(Machine *m, Value v, Value path);
+Value get_path(Machine *m, Value v, Value path, Value otherwise);
 Value join(Machine *m, Value separator, Value items, bool only_text);
 int64_t length(Machine *m, Value v);
 void print_json(Machine *m, Value v, Value *a, int n);
 Value call_method(Machine *m, Value v, int method, Value *a, int n);
 Value run_filter(Machine *m, int filter, Value *a, int n, int extra);
 bool run_test(Machine *m, Value v, int test, Value *a, int n);
+
+/* ---- filters of lists; `a` has all arguments, the list first */
+
+uint32_t *sorted_places(Machine *m, const Value *keys, uint32_t n, bool descending, bool as_items);
+Value filter_list(Machine *m, int filter, Value *a, int n, int extra);
+
+/* ---- Python */
+
+/* Leaves an operation to Python, which gives a number, a plain text or None. The caller knows that it has no origin. */
+Value by_python(Machine *m, const char *kind, const char *name, const Value *a, int n);
+
 void run(Machine *m, const Program *p, Value messages, Value tools, const Dict *variables);
 
 #endif

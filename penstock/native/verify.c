@@ -143,6 +143,7 @@ static bool follow(Walk *w, int32_t at) {
     case OP_JUMP_TRUE_KEEP:
         if (!jump(w, at, a[0], depth + 1, inner)) return false;
         break;
+    case OP_CHAIN:
     case OP_ARGUMENT:
         if (!jump(w, at, a[1], depth, inner)) return false;
         break;

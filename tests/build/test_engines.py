@@ -153,11 +153,14 @@ def test_reasons_for_using_the_reference_are_reported(
     usual = [{"messages": TURNS}, {"messages": TURNS, "tools": [TOOL], "chat_template_kwargs": {"x": 0.5}}]
     assert reasons(write_rows(usual), tokenizer, tmp_path / "usual") == {}
     big = {"messages": TURNS, "tools": [{**TOOL, "x": 10**30}]}
-    assert reasons(write_rows([*usual, big]), tokenizer, tmp_path / "big") == {"values that JSON can't hold": 1}
+    assert reasons(write_rows([*usual, big]), tokenizer, tmp_path / "big") == {}
+    huge = {"messages": TURNS, "tools": [{**TOOL, "x": 10**4000}]}
+    why = "an integer of more than 4000 digits"
+    assert reasons(write_rows([*usual, huge]), tokenizer, tmp_path / "huge") == {why: 1}
     off = {"the fast engine is switched off": 2}
     assert reasons(write_rows(usual), tokenizer, tmp_path / "off", fast=False) == off
     template = tmp_path / "template.jinja"
-    template.write_text("{{ messages | pprint | length }}" + (tokenizer / "chat_template.jinja").read_text())
+    template.write_text("{{ self | string | length }}" + (tokenizer / "chat_template.jinja").read_text())
     ((why, rows),) = reasons(write_rows(usual), tokenizer, tmp_path / "odd", template=str(template)).items()
     assert why.startswith("the template uses ")
     assert rows == 2

@@ -7,6 +7,7 @@ operation that gives up: the reference renders the rows that reach it. Compiling
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final
@@ -22,6 +23,7 @@ from penstock.prepare.chat.conversation import Conversation
 from penstock.prepare.chat.formats import INVERSE_WEIGHT_KEY, MEDIA_COLUMNS, ROLES, ColumnMapping, Format
 from penstock.prepare.chat.messages import RESERVED_VARIABLES
 from penstock.prepare.template.bytecode import Bytecode, Function, Label, NotCompiled, Takes
+from penstock.prepare.template.delegated import Delegate
 from penstock.prepare.template.expressions import Expressions
 from penstock.prepare.template.names import FUNCTIONS, Frame, calls, calls_value, defines_macros, looks_ahead
 from penstock.prepare.template.printed import used_keys
@@ -166,7 +168,8 @@ class Compiler(Expressions):
                 for part in node.nodes:
                     self.expression(part, frame)
                 self.code.op("PRINT_CONCAT", len(node.nodes))
-            case nodes.Filter(name="tojson"):
+            case nodes.Filter(name="tojson", node=nodes.Expr() as value):
+                self.expression(value, frame)
                 self.code.op("PRINT_JSON", self.filter_arguments(node, frame))
             case nodes.CondExpr():
                 other, end = Label(), Label()
@@ -410,7 +413,8 @@ class CompiledTemplate:
         code = Compiler(variables, now.strftime).compile(tree)
         self.given_up: Final = tuple(code.given_up)
         try:
-            self._program = native.Program(*code.assemble(), {**layout, "used_keys": used_keys(tree)})
+            layout = {**layout, "used_keys": used_keys(tree)}
+            self._program = native.Program(*code.assemble(), layout, Delegate(date).parts)
         except ValueError as error:
             raise NotCompiled(str(error)) from None
 
@@ -434,15 +438,19 @@ class CompiledTemplate:
 
 def encoded(conversation: Conversation) -> bytes | None:
     """Serializes a conversation for a machine with `conversation_layout`; None if JSON can't represent it."""
+    whole = {
+        "messages": conversation.messages,
+        "tools": conversation.tools,
+        "variables": conversation.variables,
+    }
     try:
-        return orjson.dumps(
-            {
-                "messages": conversation.messages,
-                "tools": conversation.tools,
-                "variables": conversation.variables,
-            }
-        )
-    except TypeError:  # integers beyond 64 bits, lone surrogates
+        return orjson.dumps(whole)
+    except TypeError:  # integers beyond 64 bits; lone surrogates, keys that are no strings, objects
+        pass
+    try:
+        text = json.dumps(whole, ensure_ascii=False)
+        return text.encode() if json.loads(text) == whole else None
+    except (TypeError, ValueError, RecursionError):
         return None
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from jinja2 import nodes
+from jinja2.filters import FILTERS
+from jinja2.tests import TESTS
 
 from penstock.prepare.template.bytecode import UNDEFINED, Bytecode, Label, NotCompiled, Starred
 from penstock.prepare.template.names import Frame, attribute_bits, calls_value
+from penstock.prepare.template.sandbox import tojson
 
 _TEST_ALIASES: Final = {
     "==": "eq",
@@ -16,25 +21,42 @@ _TEST_ALIASES: Final = {
     "!=": "ne",
     "<": "lt",
     "lessthan": "lt",
+    "<=": "le",
     ">": "gt",
     "greaterthan": "gt",
+    ">=": "ge",
 }
 _COMPARISONS: Final = {
     "eq": "EQ", "ne": "NE", "lt": "LT", "lteq": "LE", "gt": "GT", "gteq": "GE", "in": "IN", "notin": "NOT_IN",
 }  # fmt: skip
-# The parameters of each filter that the machine accepts, in order.
-_ARGUMENTS: Final = {
-    "tojson": ("ensure_ascii", "indent", "separators", "sort_keys"),
-    "default": ("default_value", "boolean"),
-    "d": ("default_value", "boolean"),
-    "join": ("d",),
-    "trim": ("chars",),
-    "replace": ("old", "new"),
-    "indent": ("width", "first"),
+_BINARY: Final[dict[type[nodes.BinExpr], str]] = {
+    nodes.Sub: "SUBTRACT",
+    nodes.Mul: "MULTIPLY",
+    nodes.Mod: "MODULO",
+    nodes.FloorDiv: "FLOOR_DIVIDE",
+    nodes.Div: "DIVIDE",
+    nodes.Pow: "POWER",
 }
-_TOJSON_DEFAULTS: Final = (False, None, None, False)
-_MAPPED: Final = ("upper", "lower", "trim", "string", "length", "tojson", "capitalize")
+# Filters that the machine gives all of their arguments; others know their defaults.
+_COMPLETE: Final = frozenset(("sort", "dictsort", "groupby", "unique", "min", "max", "sum", "batch", "slice"))
+_OF_FILTERS: Final = frozenset(("map", "select", "reject", "selectattr", "rejectattr", "format", "attr", "random"))
+_KEYWORDS: Final[dict[str, dict[str, Any]]] = {  # methods that take keywords, with their defaults
+    "split": {"sep": None, "maxsplit": -1},
+    "rsplit": {"sep": None, "maxsplit": -1},
+    "splitlines": {"keepends": False},
+    "expandtabs": {"tabsize": 8},
+}
 _MUTATING: Final = ("append", "pop", "extend", "insert", "update", "setdefault", "clear", "remove")
+
+
+@functools.cache
+def _parameters(name: str) -> dict[str, Any]:
+    """The parameters of a filter after its input, with their defaults."""
+    function = tojson if name == "tojson" else FILTERS[name]
+    parameters = list(inspect.signature(function).parameters.values())
+    if parameters[0].name in ("context", "env", "environment", "eval_ctx"):
+        del parameters[0]
+    return {parameter.name: parameter.default for parameter in parameters[1:]}
 
 
 class Expressions:
@@ -81,16 +103,17 @@ class Expressions:
                 for part in node.nodes:
                     self.expression(part, frame)
                 code.op("CONCAT", len(node.nodes))
-            case nodes.Sub() | nodes.Mul() | nodes.Mod() | nodes.FloorDiv():
+            case nodes.BinExpr() if type(node) in _BINARY:
                 self.expression(node.left, frame)
                 self.expression(node.right, frame)
-                names = {nodes.Sub: "SUBTRACT", nodes.Mul: "MULTIPLY", nodes.Mod: "MODULO"}
-                code.op(names.get(type(node), "FLOOR_DIVIDE"))
+                code.op(_BINARY[type(node)])
             case nodes.Neg(node=nodes.Const(value=int(number))) if type(number) is int:
                 code.push(-number)
-            case nodes.Neg() | nodes.Not():
+            case nodes.Neg() | nodes.Pos() | nodes.Not():
                 self.expression(node.node, frame)
-                code.op("NEGATE" if isinstance(node, nodes.Neg) else "NOT")
+                code.op("NOT" if isinstance(node, nodes.Not) else "NEGATE")
+                if isinstance(node, nodes.Pos):
+                    code.op("NEGATE")
             case nodes.And() | nodes.Or():
                 end = Label()
                 self.expression(node.left, frame)
@@ -161,8 +184,9 @@ class Expressions:
         self.code.mark(end)
 
     def _compare(self, node: nodes.Compare, frame: Frame) -> None:
-        if len(node.ops) != 1:
-            raise NotCompiled("a chained comparison")
+        if len(node.ops) > 1:
+            self._compare_chain(node, frame)
+            return
         op, left, right = node.ops[0].op, node.expr, node.ops[0].expr
         if op in ("eq", "ne") and isinstance(right, nodes.Const) and isinstance(right.value, str):
             self.expression(left, frame)
@@ -176,6 +200,16 @@ class Expressions:
             self.expression(left, frame)
             self.expression(right, frame)
             self.code.op(_COMPARISONS[op])
+
+    def _compare_chain(self, node: nodes.Compare, frame: Frame) -> None:
+        end, order = Label(), list(_COMPARISONS)
+        self.expression(node.expr, frame)
+        for operand in node.ops[:-1]:
+            self.expression(operand.expr, frame)
+            self.code.branch("CHAIN", end, order.index(operand.op))
+        self.expression(node.ops[-1].expr, frame)
+        self.code.op(_COMPARISONS[node.ops[-1].op])
+        self.code.mark(end)
 
     # ---- attributes and items
 
@@ -266,12 +300,30 @@ class Expressions:
             self.code.op("GIVE_UP", self.code.constant("a method that the sandbox refuses"))
             self.code.push(None)
             return
-        if callee.attr not in self.code.methods or node.kwargs:
-            raise NotCompiled(f"the method {callee.attr}" + (" with keywords" if node.kwargs else ""))
+        if callee.attr not in self.code.methods:
+            raise NotCompiled(f"the method {callee.attr}")
         self.expression(callee.node, frame)
-        for argument in node.args:
+        count = self._method_arguments(callee.attr, node, frame)
+        self.code.op("METHOD", self.code.methods[callee.attr], count)
+
+    def _method_arguments(self, name: str, node: nodes.Call, frame: Frame) -> int:
+        """Push the arguments of a method, and return their number."""
+        if name == "format":  # a tuple of values, and a dict of those with names
+            self.expression(nodes.Tuple(node.args, "load"), frame)
+            self._named(node.kwargs, frame)
+            self.code.op("DICT", len(node.kwargs))
+            return 2
+        arguments = node.args
+        if node.kwargs:
+            arguments = _bound(f"the method {name} with keywords", _KEYWORDS.get(name, {}), node.args, node.kwargs)
+        for argument in arguments:
             self.expression(argument, frame)
-        self.code.op("METHOD", self.code.methods[callee.attr], len(node.args))
+        return len(arguments)
+
+    def _named(self, pairs: Sequence[nodes.Keyword | nodes.Pair], frame: Frame) -> None:
+        for pair in pairs:
+            self.code.push(pair.key)
+            self.expression(pair.value, frame)
 
     def _check_function(self, name: str, frame: Frame) -> None:
         if name in self.variables:
@@ -283,9 +335,7 @@ class Expressions:
         self._check_function(name, frame)
         match name:
             case "dict" if not node.args:
-                for keyword in node.kwargs:
-                    self.code.push(keyword.key)
-                    self.expression(keyword.value, frame)
+                self._named(node.kwargs, frame)
                 self.code.op("DICT", len(node.kwargs))
             case "range" if 1 <= len(node.args) <= 3 and not node.kwargs:
                 for argument in node.args:
@@ -294,8 +344,13 @@ class Expressions:
             case "raise_exception" if len(node.args) == 1 and not node.kwargs:
                 self.expression(node.args[0], frame)
                 self.code.op("REFUSE")
-            case "strftime_now" if len(node.args) == 1 and isinstance(node.args[0], nodes.Const) and not node.kwargs:
-                self.code.push(self._strftime(node.args[0].value))
+            case "strftime_now" if len(node.args) == 1 and not node.kwargs:
+                match node.args[0]:
+                    case nodes.Const(value=str(format)):
+                        self.code.push(self._strftime(format))
+                    case given:
+                        self.expression(given, frame)
+                        self.code.op("FILTER", self.code.filters["strftime_now"], 1, 0)
             case _:
                 raise NotCompiled(f"the function {name} with these arguments")
 
@@ -305,68 +360,64 @@ class Expressions:
         """Apply a filter; with `pushed`, its input is already on the stack."""
         code, name = self.code, node.name
         _no_stars(node)
+        if not pushed:
+            assert node.node is not None
+            self.expression(node.node, frame)
         match name:
-            case "map" | "sort":
-                self._map_or_sort(node, frame, pushed)
+            case "map":
+                self._map(node, frame)
             case "select" | "reject" | "selectattr" | "rejectattr":
-                self._select(node, frame, pushed)
-            case _ if name in code.filters and name not in ("map_attribute", "map_filter"):
-                code.op("FILTER", code.filters[name], 1 + self.filter_arguments(node, frame, pushed=pushed), 0)
+                self._select(node, frame)
+            case "format":
+                self._format(node, frame)
+            case "attr" if len(node.args) == 1 and not node.kwargs and isinstance(node.args[0], nodes.Const):
+                code.op("FILTER", code.filters["attr"], 1, self.attribute_bits(str(node.args[0].value)))
+            case _ if name in FILTERS and name not in _OF_FILTERS:
+                code.op("FILTER", code.filters[name], 1 + self.filter_arguments(node, frame), 0)
+            case _ if name in FILTERS:
+                raise NotCompiled(f"the filter {name} with these arguments")
             case _:
-                raise NotCompiled(f"the filter {name}")
+                self._unknown("filter", node, frame)
 
-    def filter_arguments(self, node: nodes.Filter, frame: Frame, *, pushed: bool = False) -> int:
-        """Push a filter's input and its arguments in order, and return the number of arguments."""
+    def filter_arguments(self, node: nodes.Filter, frame: Frame) -> int:
+        """Push the arguments of a filter in the order of its parameters, and return their number."""
         _no_stars(node)
-        if not pushed:
-            assert node.node is not None
-            self.expression(node.node, frame)
-        names = _ARGUMENTS.get(node.name, ())
-        given: dict[str, nodes.Expr] = dict(zip(names, node.args, strict=False))
-        given |= {str(keyword.key): keyword.value for keyword in node.kwargs}
-        if len(given) != len(node.args) + len(node.kwargs) or not given.keys() <= set(names):
-            raise NotCompiled(f"the filter {node.name} with these arguments")
-        if not given:
+        if not node.args and not node.kwargs and node.name not in _COMPLETE:
             return 0
-        if node.name == "tojson":
-            for name, default in zip(names, _TOJSON_DEFAULTS, strict=True):
-                self.expression(given.get(name, nodes.Const(default)), frame)
-            return len(names)
-        if any(name not in given for name in names[: len(given)]):
-            raise NotCompiled(f"the filter {node.name} with these arguments")
-        for name in names[: len(given)]:
-            self.expression(given[name], frame)
-        return len(given)
+        words = f"the filter {node.name} with these arguments"
+        arguments = _bound(words, _parameters(node.name), node.args, node.kwargs)
+        for argument in arguments:
+            self.expression(argument, frame)
+        return len(arguments)
 
-    def _map_or_sort(self, node: nodes.Filter, frame: Frame, pushed: bool) -> None:
-        code = self.code
-        if not pushed:
-            assert node.node is not None
-            self.expression(node.node, frame)
-        path = node.kwargs[0] if len(node.kwargs) == 1 and not node.args else None
-        if path is not None and path.key == "attribute" and _is_path(path.value):
-            self.expression(path.value, frame)
-            code.op("FILTER", code.filters["sort" if node.name == "sort" else "map_attribute"], 2, 0)
-        elif node.name == "sort" and not node.args and not node.kwargs:
-            code.op("FILTER", code.filters["sort"], 1, 0)
-        elif (
-            node.name == "map"
-            and len(node.args) == 1
-            and not node.kwargs
-            and isinstance(node.args[0], nodes.Const)
-            and node.args[0].value in _MAPPED
-        ):
-            code.op("FILTER", code.filters["map_filter"], 1, code.filters[node.args[0].value])
+    def _format(self, node: nodes.Filter, frame: Frame) -> None:
+        if node.args and node.kwargs:
+            raise NotCompiled("the filter format with these arguments")
+        self.code.op("FILTER", self.code.filters["string"], 1, 0)
+        if node.kwargs:
+            self._named(node.kwargs, frame)
+            self.code.op("DICT", len(node.kwargs))
         else:
-            raise NotCompiled(f"the filter {node.name} with these arguments")
+            self.expression(nodes.Tuple(node.args, "load"), frame)
+        self.code.op("MODULO")
 
-    def _select(self, node: nodes.Filter, frame: Frame, pushed: bool) -> None:
+    def _map(self, node: nodes.Filter, frame: Frame) -> None:
+        code = self.code
+        first = node.args[0] if node.args else None
+        if first is None and {pair.key for pair in node.kwargs} | {"default"} == {"attribute", "default"}:
+            for argument in _bound("", {"attribute": None, "default": None}, (), node.kwargs):
+                self.expression(argument, frame)
+            code.op("FILTER", code.filters["map_attribute"], 3, 0)
+        elif isinstance(first, nodes.Const) and first.value in FILTERS and first.value not in _OF_FILTERS:
+            own = nodes.Filter(None, first.value, node.args[1:], node.kwargs, None, None)
+            code.op("FILTER", code.filters["map_filter"], 1 + self.filter_arguments(own, frame), code.filters[own.name])
+        else:
+            raise NotCompiled("the filter map with these arguments")
+
+    def _select(self, node: nodes.Filter, frame: Frame) -> None:
         arguments, by_attribute = list(node.args), node.name.endswith("attr")
-        if node.kwargs or (by_attribute and not (arguments and _is_path(arguments[0]))):
+        if node.kwargs or len(arguments) < by_attribute:
             raise NotCompiled(f"the filter {node.name} with these arguments")
-        if not pushed:
-            assert node.node is not None
-            self.expression(node.node, frame)
         if by_attribute:
             self.expression(arguments.pop(0), frame)
         test: Any = "truthy"
@@ -383,12 +434,41 @@ class Expressions:
 
     def _test(self, node: nodes.Test, frame: Frame) -> None:
         name = _TEST_ALIASES.get(node.name, node.name)
-        if name not in self.code.tests or name == "truthy" or node.kwargs or node.dyn_args or node.dyn_kwargs:
-            raise NotCompiled(f"the test {node.name}")
+        if node.kwargs or node.dyn_args or node.dyn_kwargs:
+            raise NotCompiled(f"the test {node.name} with keywords")
+        if name in ("filter", "test") and isinstance(node.node, nodes.Const) and not node.args:
+            self.code.push(node.node.value in (FILTERS if name == "filter" else TESTS))
+            return
         self.expression(node.node, frame)
+        if name not in TESTS:
+            self._unknown("test", node, frame)
+            return
+        if name not in self.code.tests:
+            raise NotCompiled(f"the test {node.name}")
         for argument in node.args or ():
             self.expression(argument, frame)
         self.code.op("TEST", self.code.tests[name], len(node.args or ()))
+
+    def _unknown(self, kind: str, node: nodes.Filter | nodes.Test, frame: Frame) -> None:
+        """A filter or test that jinja2 does not have: inside a condition it fails when a row gets there."""
+        self.code.op("POP")
+        for argument in (*node.args, *(pair.value for pair in node.kwargs)):
+            self.expression(argument, frame)
+            self.code.op("POP")
+        self.code.push(f"TemplateRuntimeError: No {kind} named {node.name!r} found.")
+        self.code.op("REFUSE")
+
+
+def _bound(
+    words: str, parameters: Mapping[str, Any], args: Sequence[nodes.Expr], kwargs: Sequence[nodes.Keyword | nodes.Pair]
+) -> list[nodes.Expr]:
+    """The values of all parameters, in order; raises NotCompiled with these words if that is impossible."""
+    given = dict(zip(parameters, args, strict=False)) | {pair.key: pair.value for pair in kwargs}
+    if len(given) != len(args) + len(kwargs) or not given.keys() <= parameters.keys():
+        raise NotCompiled(words)
+    if any(default is inspect.Parameter.empty and name not in given for name, default in parameters.items()):
+        raise NotCompiled(words)
+    return [given.get(name) or nodes.Const(default) for name, default in parameters.items()]
 
 
 def _no_stars(node: nodes.Call | nodes.Filter) -> None:
@@ -406,10 +486,3 @@ def _split_separator(node: nodes.Node) -> str | None:
         case nodes.Call(node=nodes.Getattr(attr="split"), args=[nodes.Const(value=str(separator))], kwargs=[]):
             return separator if not node.dyn_args and not node.dyn_kwargs else None
     return None
-
-
-def _is_path(node: nodes.Node) -> bool:
-    """Whether this is a constant path such as "function.name"; `sort` would split "a,b" into two."""
-    if not isinstance(node, nodes.Const) or not isinstance(node.value, str) or "," in node.value:
-        return False
-    return all(part and not part.isdigit() and not part.startswith("_") for part in node.value.split("."))

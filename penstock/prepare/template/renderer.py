@@ -30,7 +30,7 @@ from penstock.prepare.template.turns import SpanColumn, TagColumn, Turns
 
 _LEFT = (RowStatus.UNREAD, RowStatus.GAVE_UP)
 _NOTES = {Note[str(flag.name)]: flag.value for flag in RowFlag if flag not in (RowFlag.KNOWN, RowFlag.OWN_VARIABLES)}
-_NOT_JSON = "values that JSON can't hold"
+_NOT_JSON = "text or keys that JSON can't hold"  # lone surrogates, keys other than text
 
 
 class RenderedRows(NamedTuple):

@@ -39,7 +39,7 @@ VALUES: Final[tuple[Any, ...]] = (
     *({"a": "<>", "é": 0.1}, {"a": {"b": {"c": 1}}}),
 )
 
-# The machine must render these for every value that jinja2 accepts, unless EXCUSED lists the pair.
+# The machine must render these for every value that jinja2 accepts.
 USUAL: Final = (
     *("v", "v|string", "v|trim", "v|tojson", "v|tojson(indent=2)", "v|tojson(ensure_ascii=true)", "v|safe"),
     *("v|tojson(indent=0)", "v|tojson(sort_keys=true)", "v|tojson(separators=(',', ':'))", "v|tojson(true, 1, ('', ''))"),
@@ -180,6 +180,3 @@ STATEMENTS: Final = (
     "{% for x in v %}{{ x.a }}{{ x['a'] }}{{ x[0] }}{% endfor %}",
     "{% for x in v if x.type is defined and x.type == 'text' %}{{ x.text }}{% endfor %}",
 )
-
-# Reasons for which the machine gives up on common operations by design.
-EXCUSED: Final = ("a power of two of more than 15 digits",)

@@ -25,7 +25,7 @@ from penstock.prepare.template.compiler import CompiledTemplate, conversation_la
 from penstock.prepare.template.probes import PROBES
 from penstock.prepare.template.sandbox import Sandbox
 from tests.prepare.template.hostile import HOSTILE
-from tests.prepare.template.operations import EXCUSED, ODD, STATEMENTS, USUAL, VALUES
+from tests.prepare.template.operations import ODD, STATEMENTS, USUAL, VALUES
 from tests.prepare.template.printing import CHATS, PRINTING
 from tools.fuzz import RowCheck, TemplateCheck, replay
 from tools.fuzz_rows import seeds
@@ -92,7 +92,7 @@ def test_the_machine_serves_common_operations() -> None:
     templates = ["{{ " + expression + " }}" for expression in USUAL]
     found = outcomes(templates)
     assert len(found) == len(templates) * len(VALUES)
-    assert [one for one in found if one[2] is not None and isinstance(one[3], str) and one[3] not in EXCUSED] == []
+    assert [one for one in found if one[2] is not None and isinstance(one[3], str)] == []
 
 
 def test_the_machine_serves_common_statements() -> None:
@@ -117,8 +117,8 @@ def test_floats_print_as_in_python(exponent: int) -> None:
     ]
     batch = machine("{{ messages[0].v }}").render([row([{"v": value}]) for value in values])
     for value, text, reason in zip(values, batch.texts, batch.reasons, strict=True):
-        assert reason in (None, "a power of two of more than 15 digits")
-        assert reason or text == repr(value).encode()
+        assert reason is None
+        assert text == repr(value).encode()
 
 
 def test_refusals_quote_the_template() -> None:
@@ -240,7 +240,7 @@ BROKEN_VALUES = (
     *(b"01", b"1.", b".5", b"+1", b"-", b"1e", b"NaN", b"Infinity", b"1e400", b"tru", b"nul", b"[1,]", b"[1 2]", b"{1: 2}"),
     *(b'"', b'"\t"', b'"\n"', b'"\\x"', b'"\\ud800"', b'"\\ud800\\u0041"', b'"\\udc00"', b'"\\u12"', b'"\\u12G4"', b'"\\'),
     *(b'"\xff"', b'"\xed\xa0\x80"', b'"\xc3\\u00a9"', b'"\xc0\xaf"', b'"\xe0\x80\xaf"', b'"\xf4\x90\x80\x80"', b'"\xe2\x82"'),
-    *(b'{"a" 1}', b'{"a": 1,}', b"'a'", b"1} {", b"1}x", b"[" * 5000 + b"]" * 5000, b"123456789012345678901", b"// a\n1"),
+    *(b'{"a" 1}', b'{"a": 1,}', b"'a'", b"1} {", b"1}x", b"[" * 5000 + b"]" * 5000, b"1" * 4001, b"// a\n1"),
 )  # fmt: skip
 BROKEN_ROWS = (
     b"",

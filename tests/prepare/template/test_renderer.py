@@ -89,9 +89,10 @@ def test_rows_that_the_reference_serves_are_counted_by_reason() -> None:
         Conversation([user(0), {"role": "assistant", "content": 0.5}]),
         Conversation([user(0), {"role": "assistant", "content": "\x01\x1c\x85"}]),
         Conversation([user(0), {"role": "assistant", "content": 2**70}]),
+        Conversation([user(0), {"role": "assistant", "content": {7: 8}}]),
     ]
     served = renderer(CHATML).render(conversations)
-    assert served.reference == {"values that JSON can't hold": 1}
+    assert served.reference == {"text or keys that JSON can't hold": 1}
     assert list(rows(served)) == list(rows(renderer(CHATML, fast=False).render(conversations)))
 
 
