@@ -209,7 +209,7 @@ def _is_value(value: Any) -> bool:
         case None | bool() | float() | frozenset():
             return True
         case int():
-            return -(1 << 63) <= value < 1 << 63
+            return abs(value) < 10**3999
         case str():
             return value.isascii() or _SURROGATE.search(value) is None
         case list() | tuple():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from enum import IntEnum
 from typing import Any, Final
 
@@ -438,20 +439,13 @@ class CompiledTemplate:
 
 def encoded(conversation: Conversation) -> bytes | None:
     """Serializes a conversation for a machine with `conversation_layout`; None if JSON can't represent it."""
-    whole = {
-        "messages": conversation.messages,
-        "tools": conversation.tools,
-        "variables": conversation.variables,
-    }
-    try:
+    whole = {"messages": conversation.messages, "tools": conversation.tools, "variables": conversation.variables}
+    with suppress(TypeError):  # integers beyond 64 bits; lone surrogates, keys that are no strings, objects
         return orjson.dumps(whole)
-    except TypeError:  # integers beyond 64 bits; lone surrogates, keys that are no strings, objects
-        pass
-    try:
+    with suppress(TypeError, ValueError, RecursionError):
         text = json.dumps(whole, ensure_ascii=False)
         return text.encode() if json.loads(text) == whole else None
-    except (TypeError, ValueError, RecursionError):
-        return None
+    return None
 
 
 def can_read(mapping: ColumnMapping) -> bool:
