@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from penstock.build.auto_check import AutoCheck
     from penstock.build.find import Search
     from penstock.build.progress import Progress
+    from penstock.build.workers.runner import SliceRunner
+
+COMPARED_ROWS = 100  # of which both modes of turns are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,9 @@ class Outcome:
     tokenizer: str = ""  # the result of the comparison with AutoTokenizer; '' for a hit
 
 
-def finish(search: Search, manifest: Manifest, auto: AutoCheck | None, *, hit: bool) -> Outcome:
+def finish(
+    search: Search, manifest: Manifest, auto: AutoCheck | None, *, hit: bool, runner: SliceRunner | None = None
+) -> Outcome:
     """Writes the notes and the quarantine file of a found or committed dataset, and opens it."""
     cache = search.cache
     if not is_readable_file(cache.tokenizer_path(search.recipe.tokenizer)):
@@ -60,8 +65,8 @@ def finish(search: Search, manifest: Manifest, auto: AutoCheck | None, *, hit: b
             raise _nothing_kept(search, manifest, quarantine)
     if auto is not None and auto.warning:
         search.notice(auto.warning)
-    if not hit:
-        _compare_turns(search, manifest)
+    if not hit and runner is not None:
+        _compare_turns(search, manifest, runner)
     if manifest.lacks_regions:
         search.notice("no row has known regions, so only train_on='all_tokens' works; use another --template")
     warnings = (*search.notices, *manifest.ledger["warnings"])
@@ -73,16 +78,14 @@ def finish(search: Search, manifest: Manifest, auto: AutoCheck | None, *, hit: b
     return Outcome(dataset, hit, search.progress, warnings, search.mapping.describe(), quarantine, compared)
 
 
-def _compare_turns(search: Search, manifest: Manifest) -> None:
+def _compare_turns(search: Search, manifest: Manifest, runner: SliceRunner) -> None:
     """Warns, from a sample of rows, how much reasoning the template drops."""
     recipe, dropped = search.recipe, manifest.ledger["notes"].get(Note.REASONING_DROPPED.value)
     if not dropped or recipe.turns is TurnsMode.FAITHFUL or recipe.mapping.format is Format.PREFERENCE:
         return
-    from penstock.build.turns_preview import SAMPLED_ROWS, preview
-
     limit, columns = search.options.max_row_bytes, recipe.mapping.read_columns
-    rows = search.sources.peek(SAMPLED_ROWS, max_row_bytes=limit, columns=columns)
-    if told := preview(recipe, search.model.tokenizer_json, rows):
+    rows = search.sources.peek(COMPARED_ROWS, max_row_bytes=limit, columns=columns)
+    if told := runner.preview(rows):
         search.notice(told)
 
 

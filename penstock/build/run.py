@@ -26,6 +26,7 @@ from penstock.errors import CorruptError, StoreError
 from penstock.native import native
 from penstock.prepare.sources.reading import KeepData
 from penstock.prepare.sources.remote import clear_spool
+from penstock.prepare.sources.slices import Slice
 from penstock.store.gc import clean_orphans
 from penstock.store.manifest import Manifest
 
@@ -116,10 +117,11 @@ class Builder:
                 time.sleep(min(SHORTEST_WAIT * 2**attempt, LONGEST_WAIT))  # a gc on a slow disk may still be running
             force = self.options.force and attempt == 0
             try:
-                self._build(force)
-                manifest, is_new = self._commit(force)
-                if manifest is not None:
-                    return finish(search, manifest, self._auto, hit=not is_new and not self.progress.slices_done)
+                with self._build(force) as runner:
+                    manifest, is_new = self._commit(force)
+                    if manifest is not None:
+                        hit = not is_new and not self.progress.slices_done
+                        return finish(search, manifest, self._auto, hit=hit, runner=runner)
             except CorruptError:
                 if attempt == ATTEMPTS - 1:
                     raise
@@ -152,7 +154,8 @@ class Builder:
                     log.warning("%s; rebuilding it", error)
                     cache.mark_bad(name, str(error))
 
-    def _build(self, force: bool) -> None:
+    @contextlib.contextmanager
+    def _build(self, force: bool) -> Iterator[SliceRunner]:
         """Prepares our share of the slices, then waits for or takes over those that other processes claimed."""
         search, cache, finder = self.search, self.search.cache, self.search.finder
         in_process = self._is_local and (self.progress.workers == 1 or 0 < self.progress.bytes_total <= SMALL_BYTES)
@@ -166,31 +169,34 @@ class Builder:
         slices = chain((first,), found)
         del first  # frees its data
         cache.store_tokenizer(tokenizer_json)
+        sharing = Sharing(cache, finder, search.sources.files, recipe.digest, force=force, one_host=self._is_local)
+        search.slices = sharing.slices
         setup = Setup(recipe, cache, tokenizer_json, self.options.fast, search.sources.size)
-        runner = self._runner(setup, in_process=in_process)
-        self._auto = AutoCheck(cache, search.model, self.options.tokenizer_as, plain=not recipe.templates)
-        self._auto.start()
-        files = search.sources.files
-        sharing = Sharing(cache, finder, files, recipe.digest, force=force, one_host=self._is_local)
-        search.slices, pause = sharing.slices, SHORTEST_WAIT
+        with contextlib.closing(self._runner(setup, in_process=in_process)) as runner:
+            self._auto = AutoCheck(cache, search.model, self.options.tokenizer_as, plain=not recipe.templates)
+            try:
+                self._auto.start()
+                self._share(runner, sharing, slices)
+                self._auto.poll(wait=True)
+            finally:
+                self._auto.close()
+                sharing.close()
+                self.progress.waiting = False
+            clean_orphans(cache)  # of processes that died during this build
+            yield runner
+
+    def _share(self, runner: SliceRunner, sharing: Sharing, slices: Iterator[Slice]) -> None:
         rank, world_size = position(self.options)
-        try:
-            self._dispatch(runner, sharing.own(slices, rank, world_size, self._reuse), sharing)
-            while sharing.pending:
-                before = self.progress.slices_done
-                self._dispatch(runner, sharing.others(self._finished_elsewhere), sharing)
-                self.progress.waiting = bool(sharing.pending)
-                self._report_progress()
-                if sharing.pending:
-                    pause = SHORTEST_WAIT if self.progress.slices_done > before else min(pause * 1.5, LONGEST_WAIT)
-                    time.sleep(pause)
-            self._auto.poll(wait=True)
-        finally:
-            runner.close()
-            self._auto.close()
-            sharing.close()
-            self.progress.waiting = False
-        clean_orphans(cache)  # of processes that died during this build
+        pause = SHORTEST_WAIT
+        self._dispatch(runner, sharing.own(slices, rank, world_size, self._reuse), sharing)
+        while sharing.pending:
+            before = self.progress.slices_done
+            self._dispatch(runner, sharing.others(self._finished_elsewhere), sharing)
+            self.progress.waiting = bool(sharing.pending)
+            self._report_progress()
+            if sharing.pending:
+                pause = SHORTEST_WAIT if self.progress.slices_done > before else min(pause * 1.5, LONGEST_WAIT)
+                time.sleep(pause)
 
     def _runner(self, setup: Setup, *, in_process: bool) -> SliceRunner:
         match self.options.runner:

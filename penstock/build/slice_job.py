@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -61,6 +61,12 @@ class SliceJob:
             return report
 
         return commit
+
+    def preview(self, rows: Sequence[bytes]) -> str:
+        """What to say about both modes of turns, from these rows."""
+        from penstock.build.turns_preview import preview
+
+        return preview(self._recipe, self._tokenizer_json, rows, self.pipeline.encoder)
 
     def _redone(self, rows: SliceRows, record: SliceRecord) -> SliceRecord:
         """Prepares a slice with the references only, after the spot check has found a difference."""

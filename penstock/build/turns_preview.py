@@ -1,7 +1,7 @@
 """Previews what `--turns faithful` would change, by rendering a sample of rows in both modes.
 
-Stores nothing. Costs about half a second to set up a pipeline, and two renders of each turn of the sample. That is
-quadratic in the length of a row, so the sample ends before the first row that would exceed the limit.
+Stores nothing. Costs two renders of each turn of the sample, and half a second to load an encoder unless one is given.
+That is quadratic in the length of a row, so the sample ends before the first row that would exceed the limit.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from penstock.build.conversations import ConversationReader
+from penstock.build.outcome import COMPARED_ROWS
 from penstock.prepare.chat.conversation import Part, Role
 from penstock.prepare.chat.notes import Note
 from penstock.prepare.encode.columns import Columns
+from penstock.prepare.encode.encoder import Encoder
 from penstock.prepare.modes import TurnsMode
 from penstock.prepare.pipeline import Pipeline
 from penstock.prepare.recipe import Recipe
@@ -24,7 +26,6 @@ from penstock.prepare.sources.slices import SliceRows
 from penstock.store.dataset import Dataset
 from penstock.store.files import read_regular
 
-SAMPLED_ROWS = 100
 _MOST_WORK = 1_000_000_000  # bytes of a row times its messages, summed up: about two seconds
 
 
@@ -67,11 +68,13 @@ class TurnsCompared:
         )
 
 
-def compare_turns(recipe: Recipe, tokenizer_json: bytes, rows: Sequence[bytes]) -> TurnsCompared:
+def compare_turns(
+    recipe: Recipe, tokenizer_json: bytes, rows: Sequence[bytes], encoder: Encoder | None = None
+) -> TurnsCompared:
     """Prepares rows in both modes; rejected rows count in neither."""
     rows = _affordable(rows, recipe.mapping.role_key)
     given = SliceRows(list(rows), [1] * len(rows))
-    pipeline = Pipeline(replace(recipe, turns=TurnsMode.FAITHFUL), tokenizer_json)
+    pipeline = Pipeline(replace(recipe, turns=TurnsMode.FAITHFUL), tokenizer_json, encoder=encoder)
     chains = pipeline.run(given).columns
     pipeline.recipe = replace(recipe, turns=TurnsMode.CONVERSATION)  # ignores the turns that its renderer adds
     totals = _totals(pipeline.run(given).columns), _totals(chains)
@@ -80,10 +83,10 @@ def compare_turns(recipe: Recipe, tokenizer_json: bytes, rows: Sequence[bytes]) 
     return TurnsCompared(len(np.unique(chains.rows)), turns, *totals)
 
 
-def preview(recipe: Recipe, tokenizer_json: bytes, rows: Sequence[bytes]) -> str:
+def preview(recipe: Recipe, tokenizer_json: bytes, rows: Sequence[bytes], encoder: Encoder | None = None) -> str:
     """What to say about both modes after a build; never fails it, since the dataset is complete."""
     try:
-        compared = compare_turns(recipe, tokenizer_json, rows)
+        compared = compare_turns(recipe, tokenizer_json, rows, encoder)
     except Exception as error:
         return f"--turns faithful could not be previewed ({type(error).__name__}: {error})"
     return str(compared) if compared.turns else ""
@@ -107,7 +110,7 @@ def compare_stored(dataset: Dataset) -> TurnsCompared | None:
     if dataset.is_preference:
         return None
     tokenizer = read_regular(dataset.cache.tokenizer_path(dataset.recipe["tokenizer"]))
-    rows = list(islice(ConversationReader(dataset).source_rows(), SAMPLED_ROWS))
+    rows = list(islice(ConversationReader(dataset).source_rows(), COMPARED_ROWS))
     compared = compare_turns(Recipe.from_json(dict(dataset.recipe)), tokenizer, rows)
     return compared if compared.rows else None
 

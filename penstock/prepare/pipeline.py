@@ -140,11 +140,14 @@ class Rendering:
 class Pipeline:
     """The stages of a recipe, ready to run slices."""
 
-    def __init__(self, recipe: Recipe, tokenizer_json: bytes, *, fast: bool = True) -> None:
+    def __init__(
+        self, recipe: Recipe, tokenizer_json: bytes, *, fast: bool = True, encoder: Encoder | None = None
+    ) -> None:
+        """`encoder` is one of the same tokenizer, if it is loaded already."""
         self.recipe = recipe
         self.fast = fast
-        self.vocabulary = Vocabulary(tokenizer_json)
-        self.encoder = Encoder(tokenizer_json, self.vocabulary, fast=fast)
+        self.encoder = encoder or Encoder(tokenizer_json, Vocabulary(tokenizer_json), fast=fast)
+        self.vocabulary = self.encoder.vocabulary
         self.ending = self._ending()
         self.reader = RowReader(recipe.mapping)
         self.seams = Seams(self.encoder, self.vocabulary.cuts)

@@ -6,6 +6,7 @@ retried once. Workers return only counts. A shard is written while the next slic
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -93,29 +94,35 @@ class InProcess:
     def _prepare(self, task: Task) -> Callable[[], SliceReport]:
         return self._job.prepare(task.name, task.slice, task.path, task.slice.data)
 
+    def preview(self, rows: Sequence[bytes]) -> str:
+        """What to say about both modes of turns, from these rows."""
+        return self._job.preview(rows)
+
     def close(self) -> None:
         """Nothing is left running."""
 
 
 class WorkerProcesses:
-    """Runs slices in worker processes of this machine, each driven by a thread. Their engines load from now on."""
+    """Runs slices in worker processes of this machine, each driven by a thread."""
 
     nodes = 0
 
     def __init__(self, setup: Setup, workers: int) -> None:
-        self._setup = setup.to_json()
+        self._setup = setup
         self.workers = workers
         self._lock = threading.Lock()
-        self._servers = [ForkServer(self._setup)]  # the last one is shared by all workers
+        self._servers: list[ForkServer] = []  # the last one is shared by all workers
+
+    def _shared(self) -> ForkServer:
+        with self._lock:
+            if not self._servers or not self._servers[-1].is_running:
+                self._servers.append(ForkServer(self._setup.to_json()))
+            return self._servers[-1]
 
     def _start_worker(self) -> Worker:
-        with self._lock:
-            if not self._servers[-1].is_running:
-                self._servers.append(ForkServer(self._setup))
-            shared = self._servers[-1]
-        if (worker := shared.start_worker()) is not None:
+        if (worker := self._shared().start_worker()) is not None:
             return worker
-        own = ForkServer(self._setup)
+        own = ForkServer(self._setup.to_json())
         with self._lock:
             self._servers.insert(0, own)
         worker = own.start_worker()
@@ -160,6 +167,12 @@ class WorkerProcesses:
             raise
         if failures:
             raise failures[0]
+
+    def preview(self, rows: Sequence[bytes]) -> str:
+        """What to say about both modes of turns, from these rows."""
+        with contextlib.suppress(DiedError):
+            return self._shared().preview(rows)
+        return InProcess(replace(self._setup, size=0)).preview(rows)
 
     def close(self) -> None:
         """Stops the servers; the workers end with each run."""

@@ -16,7 +16,7 @@ import subprocess
 import threading
 import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,14 +150,26 @@ class ForkServer:
         with contextlib.ExitStack() as undo:
             undo.enter_context(ours)
             with self._lock, other:
-                if self._forks is None:
-                    self._forks = bool(self._ask(self._setup)["forks"])
+                self._load()
                 if self._is_worker:
                     return None
                 self._is_worker = not self._forks
                 pid = int(self._ask(b"start\n", other.fileno())["pid"])
             undo.pop_all()
             return Worker(self, ours, pid)
+
+    def preview(self, rows: Sequence[bytes]) -> str:
+        """Compares both modes of turns on these rows. Raises DiedError also if the server has become a worker."""
+        with self._lock:
+            self._load()
+            if self._is_worker:
+                raise DiedError("it is a worker")
+            request = orjson.dumps({"preview": [row.decode("latin-1") for row in rows]})
+            return str(self._ask(request + b"\n")["preview"])
+
+    def _load(self) -> None:
+        if self._forks is None:
+            self._forks = bool(self._ask(self._setup)["forks"])
 
     def how_ended(self, pid: int) -> str:
         """How a worker ended; it must have closed its connection."""

@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from itertools import chain
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.build.progress import SliceReport
+from penstock.build.workers.local import InProcess
 from penstock.build.workers.process import ONE_THREAD, Task, died_twice, failure, reported_error
 from penstock.build.workers.ray_cluster import RayCluster, require_ray
 from penstock.build.workers.runner import WORKER_BYTES, OnReport, OnRetry, Setup
@@ -282,6 +283,10 @@ class RayRunner:
         self._lost += lost
         on_retry([work.task for work in lost], f"on {slot.host}, {how}")
         self._add_worker()
+
+    def preview(self, rows: Sequence[bytes]) -> str:
+        """What to say about both modes of turns, from these rows."""
+        return InProcess(replace(self._setup, size=0)).preview(rows)
 
     def close(self) -> None:
         """Kills all workers and leaves the cluster."""

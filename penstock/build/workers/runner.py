@@ -53,6 +53,9 @@ class SliceRunner(Protocol):
     def run(self, tasks: Iterator[Task], on_report: OnReport, on_retry: OnRetry) -> None:
         """Runs all tasks, drawing each when a worker is ready for it. The callbacks are never run concurrently."""
 
+    def preview(self, rows: Sequence[bytes]) -> str:
+        """What to say about both modes of turns, from these rows."""
+
     def close(self) -> None:
         """Stops all workers."""
 

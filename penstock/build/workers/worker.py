@@ -1,8 +1,8 @@
 """The processes that prepare slices: `python -m penstock.build.workers.worker`, and the workers that it forks.
 
 The process reads requests from a socket, its standard input: a line of JSON with the recipe and the cache, to load the
-engines; `start` with another socket, to start a worker on it; and `wait PID`, for how a worker ended. It answers each
-with a line of JSON.
+engines; `start` with another socket, to start a worker on it; `wait PID`, for how a worker ended; and rows, to compare
+both modes of turns on them. It answers each with a line of JSON.
 
 A worker reads for each slice a line of JSON and, for streamed sources, the slice's bytes; an empty object requests all
 outstanding reports. It replies a line of JSON for each finished slice, and one after each request when it is ready for
@@ -53,6 +53,9 @@ def main() -> None:
             elif line.startswith(b"wait"):
                 _, status = os.waitpid(int(line.split()[1]), 0)
                 _answer(control, {"code": os.waitstatus_to_exitcode(status)})
+            elif job is not None:
+                rows = [row.encode("latin-1") for row in orjson.loads(line)["preview"]]
+                _answer(control, {"preview": job.preview(rows)})
             else:
                 try:
                     job = open_job(orjson.loads(line))
