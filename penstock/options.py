@@ -63,12 +63,15 @@ def option(
 
 def read_options(record: type[Record], values: Mapping[str, Any], of: str) -> Record:
     """Build a record from names and values. `of` names what the options belong to, for error messages."""
-    from pydantic import ValidationError
-
     _refuse(list(_unknown_names(record, values, "")), of)
     _refuse(list(_wrong_kinds(record, values, "")), of)
+    values = _plain_values(record, values)
+    if (ready := _ready_values(record, values)) is not None:
+        return record(**ready)
+    from pydantic import ValidationError
+
     try:
-        options: Record = _adapter(record).validate_python(_plain_values(record, values))
+        options: Record = _adapter(record).validate_python(values)
     except ValidationError as error:
         problems = {_location(record, entry["loc"]): entry for entry in error.errors()}
         _refuse([_explain(record, name, entry, of) for name, entry in problems.items()], of)
@@ -154,7 +157,7 @@ def _synonym(name: str, known: Mapping[str, str]) -> str:
 
 def _wrong_kinds(record: type[Any], values: Mapping[str, Any], prefix: str) -> Iterator[str]:
     """Refuse booleans for numbers and fractions for counts, although Python would convert them."""
-    hints = _hints(record)
+    hints = type_hints(record)
     for name, value in values.items():
         kind = bare_type(hints[name])
         if kind is bool and not isinstance(value, bool):
@@ -170,7 +173,7 @@ def _wrong_kinds(record: type[Any], values: Mapping[str, Any], prefix: str) -> I
 
 def _sections(record: type[Any], values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, type[Any], Any]]:
     """The nested records among the values: full name, type and value of each."""
-    hints = _hints(record)
+    hints = type_hints(record)
     for name, value in values.items():
         kind = hints.get(name)
         if is_dataclass(kind):
@@ -187,7 +190,7 @@ def _location(record: type[Any], path: tuple[int | str, ...]) -> str:
     kind: Any = record
     for step in path:
         if is_dataclass(kind):
-            kind = _hints(typing.cast(type[Any], kind)).get(str(step))
+            kind = type_hints(typing.cast(type[Any], kind)).get(str(step))
             parts.append(str(step))
         elif isinstance(step, int) and typing.get_origin(kind) is tuple:
             kind = typing.get_args(kind)[0]
@@ -199,10 +202,10 @@ def _explain(record: type[Any], location: str, problem: Mapping[str, Any], of: s
     """Describe what is wrong with a value and what would be valid."""
     owner, name = record, location
     for step in location.split(".")[:-1]:
-        hint = bare_type(_hints(owner).get(step)) if not step.isdigit() else owner
+        hint = bare_type(type_hints(owner).get(step)) if not step.isdigit() else owner
         owner = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
     name = location.rsplit(".", 1)[-1]
-    hint = _hints(owner).get(name) if is_dataclass(owner) else None
+    hint = type_hints(owner).get(name) if is_dataclass(owner) else None
     if problem["type"] == "missing":
         text = next(entry.metadata["help"] for entry in fields(owner) if entry.name == name)
         return f"{of} needs {location}: {text[0].lower()}{text[1:]}."
@@ -223,7 +226,7 @@ def _expected(record: type[Any], name: str) -> str:
     described = next(entry.metadata.get("expects", "") for entry in fields(record) if entry.name == name)
     if described:
         return str(described)
-    hint = _hints(record)[name]
+    hint = type_hints(record)[name]
     kind = bare_type(hint)
     if kind not in (int, float):
         return ""
@@ -237,7 +240,7 @@ def _expected(record: type[Any], name: str) -> str:
 
 
 def _plain_values(record: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    hints = _hints(record)
+    hints = type_hints(record)
     return {name: _plain(value, hints[name]) for name, value in values.items()}
 
 
@@ -252,8 +255,44 @@ def _plain(value: Any, hint: Any) -> Any:
     return value
 
 
-def _hints(record: type[Any]) -> dict[str, Any]:
-    return typing.get_type_hints(record, include_extras=True)
+_HINTS: dict[type[Any], dict[str, Any]] = {}
+_UNCLEAR = object()
+
+
+def type_hints(record: type[Any]) -> Mapping[str, Any]:
+    """The types of a record's fields."""
+    if record not in _HINTS:
+        _HINTS[record] = typing.get_type_hints(record, include_extras=True)
+    return _HINTS[record]
+
+
+def _ready_values(record: type[Any], values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The values as the record's types, if that is obvious; else None. Importing pydantic takes as long as a hit."""
+    needed = {entry.name for entry in fields(record) if entry.default is MISSING and entry.default_factory is MISSING}
+    ready = {name: _ready(value, type_hints(record)[name]) for name, value in values.items()}
+    return ready if needed <= ready.keys() and _UNCLEAR not in ready.values() else None
+
+
+def _ready(value: Any, hint: Any) -> Any:
+    kind, given = bare_type(hint), type(value)
+    match value:
+        case None if type(None) in typing.get_args(hint):
+            return None
+        case str() | bool() if given is kind:
+            return value
+        case str() if isinstance(kind, type) and issubclass(kind, StrEnum) and value in [*kind]:
+            return kind(value)
+        case tuple() | list() if kind == tuple[str, ...] and _are_texts(value):
+            return tuple(value)
+        case dict() if kind == Mapping[str, Any] and _are_texts(value):
+            return dict(value)
+        case dict() if kind == Mapping[str, str] and _are_texts(value) and _are_texts(value.values()):
+            return dict(value)
+    return _UNCLEAR
+
+
+def _are_texts(values: Iterable[Any]) -> bool:
+    return all(type(value) is str for value in values)
 
 
 _ADAPTERS: dict[type[Any], Any] = {}  # building one takes milliseconds

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -18,6 +18,7 @@ from typing import Any
 
 _records: list[type[Any]] = []
 _speaks_flags = False
+_import_records: Callable[[], object] = bool
 
 _FLAG = re.compile(r"(?<![\w/-])(with )?--([a-z][a-z-]*[a-z])(?:[ =]('[^']*'|[^\s,;()`]*[^\s.,;:()`]|…)(:?))?")
 _ARGUMENT = re.compile(r"(?<![\w.'\"(])([a-z][a-z_]*)=('[^']*'|\"[^\"]*\"|True\b|\d+)")
@@ -41,10 +42,10 @@ def learn(record: type[Any]) -> None:
 
 
 @contextmanager
-def speaking_flags() -> Iterator[None]:
-    """Spells options as flags, for a command."""
-    global _speaks_flags
-    _speaks_flags = True
+def speaking_flags(import_records: Callable[[], object]) -> Iterator[None]:
+    """Spells options as flags, for a command. `import_records` is called before the first message is respelled."""
+    global _speaks_flags, _import_records
+    _speaks_flags, _import_records = True, import_records
     try:
         yield
     finally:
@@ -87,6 +88,9 @@ def as_flags(text: str) -> str:
         value = found[2].strip("'\"")
         return option.flag if option.is_switch else f"{option.flag} {value}"
 
+    if _ARGUMENT.search(text) is None:
+        return text
+    _import_records()
     return _ARGUMENT.sub(respell, text)
 
 

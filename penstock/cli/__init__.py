@@ -6,62 +6,33 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterator
-from typing import Annotated, TextIO
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
 
-import typer
-
-from penstock import __version__
-from penstock.cli.cache import cache_app
-from penstock.cli.exchange import adopt, export
-from penstock.cli.look import diff, report, show, stats, view
-from penstock.cli.prepare import prepare
-from penstock.cli.train import lint, train_app, verify
+from penstock.cli.plain import plain_arguments
+from penstock.cli.prepare import run_prepare
 from penstock.errors import PenstockError, StoreError, UsageError
 from penstock.other_names import check_flags, prepare_flags
 from penstock.spelling import speaking_flags
 
-app = typer.Typer(
-    help="Turns conversations into training batches: token-exact, fast, once.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+
+def _app() -> Callable[..., Any]:
+    """The commands that need typer, which takes longer to import than a hit takes."""
+    from penstock.cli.commands import app
+
+    return app
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        print(f"penstock {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def penstock(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version", callback=_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Turns conversations into training batches: token-exact, fast, once."""
-
-
-app.command()(prepare)
-app.command()(show)
-app.command()(stats)
-app.command()(report)
-app.command()(view)
-app.command()(diff)
-app.command()(export)
-app.command()(adopt)
-app.command()(lint)
-app.command()(verify)
-app.add_typer(cache_app, name="cache")
-app.add_typer(train_app, name="train")
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        return _app()
+    raise AttributeError(name)
 
 
 def main() -> None:
     """Run the command; errors raised on purpose become one line and an exit code."""
     takes_keys = sys.argv[1:2] == ["train"]  # its options are keys of a file
-    with contextlib.nullcontext() if takes_keys else speaking_flags():
+    with contextlib.nullcontext() if takes_keys else speaking_flags(_app):
         try:
             _run(sys.argv[1:])
         except UsageError as error:
@@ -80,7 +51,12 @@ def _run(arguments: list[str]) -> None:
     output = sys.stdout
     sys.stdout = explained = _Output.replacing(output)
     try:
-        app(prepare_flags(arguments) if arguments[:1] == ["prepare"] else arguments)
+        if arguments[:1] != ["prepare"]:
+            _app()(arguments)
+        elif (plain := plain_arguments(flags := prepare_flags(arguments))) is None:
+            _app()(flags)
+        else:
+            run_prepare(plain.sources, plain.given, json=plain.json)
     finally:
         try:
             explained.flush()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -14,16 +14,11 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from penstock.errors import UsageError
+from penstock.cli.plain import flag_of, is_list, value_of
 from penstock.options import bare_type
 from penstock.spelling import learn
 
 Command = Callable[..., None]
-
-
-def flag_of(option: Field[Any]) -> str:
-    """`messages_key` becomes `--messages-key`; repeatable options have a singular flag (`--role bot=assistant`)."""
-    return f"--{option.metadata.get('flag') or option.name.replace('_', '-')}"
 
 
 def with_flags(record: type[Any], *, leave_out: tuple[str, ...] = ()) -> Callable[[Command], Command]:
@@ -41,7 +36,7 @@ def with_flags(record: type[Any], *, leave_out: tuple[str, ...] = ()) -> Callabl
         added = [_parameter(option, hints[option.name]) for option in usual_first]
 
         def run(**values: Any) -> None:
-            given = {name: _value(hints[name], values.pop(name)) for name in options}
+            given = {name: value_of(hints[name], values.pop(name)) for name in options}
             command(**values, given={name: value for name, value in given.items() if value is not None})
 
         run.__name__ = command.__name__
@@ -53,13 +48,9 @@ def with_flags(record: type[Any], *, leave_out: tuple[str, ...] = ()) -> Callabl
     return decorate
 
 
-def _is_list(hint: Any) -> bool:
-    return typing.get_origin(bare_type(hint)) in (tuple, list, Mapping)
-
-
 def _parameter(option: Field[Any], hint: Any) -> inspect.Parameter:
     text = str(option.metadata.get("help", ""))
-    kind: Any = list[str] if _is_list(hint) else bare_type(hint) if bare_type(hint) in (bool, int) else str
+    kind: Any = list[str] if is_list(hint) else bare_type(hint) if bare_type(hint) in (bool, int) else str
     default = option.default
     if default not in (MISSING, None, "", False) and not isinstance(default, tuple):
         text += f" [default: {'on' if default is True else default}]"
@@ -97,36 +88,3 @@ def dataset_keys(incomplete: str) -> list[str]:
     keys = ["latest", *(path.name for path in sorted(Path(default_cache(), "datasets").glob("*")))]
     folders = [str(path) for path in Path().glob(f"{glob.escape(incomplete)}*/") if incomplete]
     return [key for key in keys if key.startswith(incomplete)] + folders
-
-
-def _value(hint: Any, value: Any) -> Any:
-    """A command-line value converted towards the option's type; None if the flag was not given."""
-    if value is None or value == []:
-        return None
-    plain = bare_type(hint)
-    origin = typing.get_origin(plain)
-    if origin is Mapping:
-        return dict(_entry(text, typing.get_args(plain)[1]) for text in value)
-    if origin in (tuple, list):
-        return tuple(part for text in value for part in text.split(","))
-    return value  # validated with the other options, where the error can name it
-
-
-def _entry(text: str, kind: Any) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise UsageError(f"{text!r}: expected NAME=VALUE")
-    return name, value if kind is str else literal(value)
-
-
-def literal(text: str) -> Any:
-    """Parse true, false, null, numbers and JSON as YAML would; return anything else as text."""
-    import orjson
-
-    known = {"true": True, "false": False, "null": None, "none": None}
-    if text.lower() in known:
-        return known[text.lower()]
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return text

@@ -6,37 +6,22 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.build.options import PrepareOptions, prepare_options
+from penstock.build.options import prepare_options
 from penstock.build.outcome import Outcome, outcome_json
 from penstock.build.run import Builder
-from penstock.cli.flags import with_flags
 from penstock.look.progress import WARNING, LiveProgress, Terminal, facts, progress_line
 from penstock.printable import printable_json
 
 
-@with_flags(PrepareOptions)
-def prepare(
-    sources: Annotated[list[str], typer.Argument(help="Files, globs, folders or hub datasets", show_default=False)],
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Predict rows, tokens, disk, time and memory from a sample; build nothing")
-    ] = False,
-    nodes: Annotated[int, typer.Option(min=1, help="Machines that --dry-run predicts the time for")] = 1,
-    *,
-    given: dict[str, Any],
-) -> None:
-    """Render and tokenize conversations once, into a cached dataset that every run can share."""
+def run_prepare(sources: list[str], given: dict[str, Any], *, json: bool) -> None:
+    """Prepare a dataset and print the outcome."""
     messages = Terminal(stderr=True)
-    if dry_run:
-        dry_run_of(sources, given, nodes, json)
-        return
     with _interruptible(), LiveProgress(messages, progress_line) as live:
         builder = Builder(sources, prepare_options(given), live)
         messages.print(f"format: {builder.search.mapping.describe()}", highlight=False, markup=False)
@@ -46,7 +31,7 @@ def prepare(
     else:
         summary(Terminal(), outcome)
     if outcome.dataset.manifest.lacks_regions:
-        raise typer.Exit(1)  # the warning says why: no loss policy that needs regions can use it
+        sys.exit(1)  # the warning says why: no loss policy that needs regions can use it
 
 
 def dry_run_of(sources: list[str], given: dict[str, Any], nodes: int, json: bool) -> None:

@@ -11,11 +11,12 @@ import penstock as ps
 from tests.store.conftest import Prepare
 from tests.support.forks import ROOT
 
-HEAVY = {"numpy", "pyarrow", "tokenizers", "gigatoken", "jinja2", "transformers", "torch", "datasets"}
+ENGINES = {"numpy", "pyarrow", "tokenizers", "gigatoken", "jinja2", "transformers", "torch", "datasets"}
+HEAVY = {*ENGINES, "typer", "pydantic"}
 CODE = """
 import sys
-from penstock.cli import app
-app(sys.argv[1:], standalone_mode=False)
+from penstock.cli import main
+main()
 print("modules:", *sys.modules, file=sys.stderr)
 """
 
