@@ -14,10 +14,10 @@ from tests.support.forks import ROOT
 ENGINES = {"numpy", "pyarrow", "tokenizers", "gigatoken", "jinja2", "transformers", "torch", "datasets"}
 HEAVY = {*ENGINES, "typer", "pydantic"}
 CODE = """
-import sys
+import atexit, sys
 from penstock.cli import main
+atexit.register(lambda: print("modules:", *sys.modules, file=sys.stderr))
 main()
-print("modules:", *sys.modules, file=sys.stderr)
 """
 
 

@@ -13,7 +13,6 @@ seconds too. Differences don't depend on the vocabulary, so the comparison first
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import json
 import os
@@ -103,7 +102,9 @@ def _copy_configs(folder: Path, target: Path, small: bytes) -> None:
 
 def _reduced(tokenizer_json: bytes) -> bytes | None:
     """A BPE tokenizer reduced to single characters, the first merges and the added tokens; None for other models."""
-    config = _parsed(tokenizer_json)
+    from penstock.prepare.tokenizer.vocabulary import parse_tokenizer
+
+    config = parse_tokenizer(tokenizer_json)
     model, added = config["model"], config.get("added_tokens") or []
     added = added if len(added) <= 2 * ADDED else added[:ADDED] + added[-ADDED:]
     vocab, merges = model.get("vocab"), model.get("merges")
@@ -126,18 +127,6 @@ def _reduced(tokenizer_json: bytes) -> bytes | None:
     config["added_tokens"] = [{**token, "id": model["vocab"][token["content"]]} for token in added]
     config["post_processor"] = None  # it refers to ids
     return orjson.dumps(config)
-
-
-def _parsed(tokenizer_json: bytes) -> dict[str, Any]:
-    """The file's JSON. Garbage collection is off meanwhile: half a million merges, each a list, would trigger it."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        config: dict[str, Any] = orjson.loads(tokenizer_json)
-    finally:
-        if was_on:
-            gc.enable()
-    return config
 
 
 def _compare_folder(folder: Path, tokenizer_json: bytes) -> Comparison:

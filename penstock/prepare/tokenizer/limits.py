@@ -27,9 +27,11 @@ def check_content(content: object, what: str) -> None:
         )
 
 
-def check_ids(tokens: Iterable[tuple[str, object]]) -> None:
+def check_ids(tokens: Iterable[str], numbers: Sequence[object]) -> None:
     """Raises TokenizerError unless all ids are numbers within the limit: tables are as long as the largest id."""
-    for content, number in tokens:
+    if {*map(type, numbers)} == {int} and min(numbers) >= 0 and max(numbers) <= MAX_ID:  # type: ignore[type-var, operator]
+        return
+    for content, number in zip(tokens, numbers, strict=True):
         if type(number) is not int or not 0 <= number <= MAX_ID:
             shown = f"{number:,}" if type(number) is int else repr(number)
             raise TokenizerError(

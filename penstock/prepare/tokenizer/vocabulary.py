@@ -6,12 +6,12 @@ and the reference encoder's offsets are used. Takes about 0.15 s for 150,000 tok
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag, StrEnum
-from functools import cached_property
-from itertools import chain
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,6 +48,7 @@ class AddedToken:
     rstrip: bool  # absorbs the white space after it
 
 
+@cache
 def _byte_alphabet() -> dict[str, int]:
     """The characters that byte-level tokenizers use for the 256 bytes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -60,7 +61,7 @@ class Vocabulary:
 
     def __init__(self, tokenizer_json: bytes) -> None:
         try:
-            self._read(orjson.loads(tokenizer_json))
+            self._read(parse_tokenizer(tokenizer_json))
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise TokenizerError(f"not a valid tokenizer.json: {error!r:.200}") from error
 
@@ -88,10 +89,11 @@ class Vocabulary:
         self._tokens: dict[str, int] = (
             vocab if isinstance(vocab, dict) else {str(entry[0]): i for i, entry in enumerate(vocab)}
         )
-        check_ids(chain(self._tokens.items(), ((t.content, t.id) for t in self.added)))
+        numbers = [*self._tokens.values(), *(t.id for t in self.added)]
+        check_ids([*self._tokens, *(t.content for t in self.added)], numbers)
         for token in self.added:
             check_content(token.content, "the added token")
-        self.size = 1 + max((*self._tokens.values(), *(t.id for t in self.added)), default=-1)
+        self.size = 1 + max(numbers, default=-1)
         # The smallest unsigned type that holds every id, added tokens included.
         self.dtype: type[np.uint16] | type[np.uint32] = np.uint16 if self.size <= 1 << 16 else np.uint32
         self.growth = growth(self.normalizer_steps)  # characters that the normalizer may write for one
@@ -159,12 +161,15 @@ class Vocabulary:
         """For each id, the length in bytes of the text it stands for (0: unknown), in the smallest dtype that fits."""
         lengths = np.zeros(self.size, np.int32)
         if self.byte_level and self.normalizer is not NormalizerKind.OTHER:  # others may preserve the length by chance
-            characters = np.frombuffer("".join(self._tokens).encode("utf-32-le"), np.uint32)
-            alphabet = np.array([ord(char) for char in _byte_alphabet()], np.uint32)
-            foreign = np.cumsum(np.append(False, ~np.isin(characters, alphabet)))
-            ends = np.cumsum([0, *map(len, self._tokens)])
-            pure = foreign[ends[1:]] == foreign[ends[:-1]]
-            lengths[list(self._tokens.values())] = np.where(pure, np.diff(ends), 0)
+            foreign = bytes(char not in _byte_alphabet() for char in map(chr, range(512)))
+            text = "".join(self._tokens)
+            characters = np.minimum(np.frombuffer(text.encode("utf-32-le"), np.uint32), len(foreign) - 1)
+            strange = np.concatenate(([0], np.cumsum(np.frombuffer(foreign, np.uint8)[characters], dtype=np.int32)))
+            sizes = np.fromiter(map(len, self._tokens), np.int32, len(self._tokens))
+            ends = np.cumsum(sizes)
+            pure = strange[ends] == strange[ends - sizes]
+            numbers = np.fromiter(self._tokens.values(), np.int64, len(self._tokens))
+            lengths[numbers] = np.where(pure, sizes, 0)
             for token in self.added:
                 lengths[token.id] = len(token.content.encode())
         lengths[lengths >= 1 << 16] = 0
@@ -207,6 +212,18 @@ class Vocabulary:
         for token in self.added:
             table[token.id] = token.content.encode()
         return table
+
+
+def parse_tokenizer(tokenizer_json: bytes) -> dict[str, Any]:
+    """The file's JSON. Garbage collection is off meanwhile: half a million merges, each a list, would trigger it."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        config: dict[str, Any] = orjson.loads(tokenizer_json)
+    finally:
+        if was_on:
+            gc.enable()
+    return config
 
 
 def _steps(node: Any, key: str) -> list[dict[str, Any]]:
