@@ -138,7 +138,7 @@ def probe_texts(vocabulary: Vocabulary) -> list[str]:
 # ---- encoder ---------------------------------------------------------------------------------------------------------
 
 
-SMALL_INPUT = 1_500_000  # bytes that the reference encodes while a fast engine would start
+SMALL_INPUT = 1_000_000  # bytes that the reference encodes while a fast engine would start
 GROUP_BYTES = 1 << 20  # of texts passed to the reference at once
 MAX_PIECE_BYTES = 4_000_000  # limit on text that can't be split; beyond it the reference needs gigabytes
 MAX_TOKENS_ADDED = 1000  # around a text, by the tokenizer's post-processor
