@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from penstock.native import RowFlag, RowStatus
 from penstock.prepare.chat.conversation import Role
+from penstock.prepare.encode.unicode_checks import CharacterKind
 from penstock.prepare.encode.unigram import CharacterFlag, UnigramRule
 from penstock.prepare.template.bytecode import Starred, Takes
 from penstock.prepare.template.compiler import Reading
@@ -32,6 +33,7 @@ SHARED = {
     "TOKEN": PieceKind,
     "UNIGRAM": UnigramRule,
     "CHARACTER": CharacterFlag,
+    "CODE_POINT": CharacterKind,
 }
 _COLUMNS = (TurnColumn, SpanColumn, TagColumn)
 

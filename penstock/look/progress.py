@@ -188,6 +188,9 @@ def _slices(outcome: Outcome) -> str:
     return ", ".join(parts)
 
 
+WITH_FAST_ENGINE = ("masks by offsets", "text composed to NFC")  # slower ways that don't need the reference for ids
+
+
 def _engines(outcome: Outcome) -> str:
     rows = max(outcome.progress.examples, 1)
     lines = []
@@ -196,7 +199,7 @@ def _engines(outcome: Outcome) -> str:
     if outcome.dataset.manifest.recipe["templates"]:
         stages.insert(0, ("render", "compiled template"))
     for stage, fast in stages:
-        why = {k: n for k, n in outcome.progress.engines.get(stage, {}).items() if k != "masks by offsets"}
+        why = {k: n for k, n in outcome.progress.engines.get(stage, {}).items() if k not in WITH_FAST_ENGINE}
         slow = min(sum(why.values()), rows)
         share = "" if slow == 0 else f" for {100 * (rows - slow) / rows:.2f}% of the rows"
         lines.append(f"{stage}: {fast}{share}{_reasons(why)}")

@@ -1,7 +1,8 @@
 """The compiled core: the template machine and loops over text, written in C.
 
 In: a compiled template and the JSON bytes of rows. Out: rendered texts, and which message printed which bytes. The
-loops count the tokens of segments (`align.c`), classify characters, split lines and find markers (`scan.c`).
+loops count the tokens of segments (`align.c`), compose texts (`compose.c`), classify characters, split lines and find
+markers (`scan.c`).
 
 `native` is None if Penstock was installed without a compiler. The jinja2 reference then renders every row and the loops
 run in numpy: the same results, at about a twentieth of the speed.
@@ -105,6 +106,7 @@ class Native(Protocol):
     FILTERS: tuple[str, ...]
     TESTS: tuple[str, ...]
     OPS: tuple[str, ...]
+    COMPOSE_CACHE: int  # bytes
 
     def Program(  # noqa: N802
         self,
@@ -137,6 +139,22 @@ class Native(Protocol):
     ) -> Unigram:
         """Pieces and added tokens are sorted; ids are uint32, scores float64, `byte_ids` int64 and -1 if there is none.
         `character` answers with flags and a replacement, `word` with ids and ends, or None."""
+
+    def compose(
+        self,
+        texts: list[bytes],
+        numbers: npt.NDArray[Any],
+        table: npt.NDArray[Any],
+        segment_offsets: npt.NDArray[Any],
+        segment_ends: npt.NDArray[Any],
+        moved: npt.NDArray[Any],
+        cache: bytearray,
+        normalize: Callable[[bytes], bytes | None],
+        /,
+    ) -> list[bytes | None]:
+        """The normal forms of some of the texts. `moved` receives the ends of their segments. None if that is
+        uncertain: `normalize` refused a run of characters, or a segment ends inside one that changes. `table` has the
+        `CharacterKind` of each code point, and `cache`, of `COMPOSE_CACHE` bytes, what was asked of `normalize`."""
 
     def count_tokens(
         self,

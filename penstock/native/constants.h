@@ -156,4 +156,13 @@ enum {
     CHARACTER_JOINS_RIGHT = 32,
 };
 
+/* penstock.prepare.encode.unicode_checks.CharacterKind */
+enum {
+    CODE_POINT_NEWER = 1,
+    CODE_POINT_COMPOSES = 2,
+    CODE_POINT_REORDERS = 4,
+    CODE_POINT_DECOMPOSES = 8,
+    CODE_POINT_UNSEEN = 128,
+};
+
 #endif

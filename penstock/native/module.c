@@ -2,6 +2,7 @@
 #include "native.h"
 
 static PyMethodDef methods[] = {
+    {"compose", compose, METH_VARARGS, NULL},
     {"count_tokens", count_tokens, METH_VARARGS, NULL},
     {"find_markers", find_markers, METH_VARARGS, NULL},
     {"kinds", kinds, METH_VARARGS, NULL},
@@ -35,7 +36,8 @@ static int fill(PyObject *module) {
                        PyModule_AddObjectRef(module, "Unigram", unigram) < 0 ||
                        add_names(module, "METHODS", methods_, METHOD_COUNT) < 0 ||
                        add_names(module, "FILTERS", filters, FILTER_COUNT) < 0 ||
-                       add_names(module, "TESTS", tests, TEST_COUNT) < 0 || add_names(module, "OPS", ops, OP_COUNT) < 0;
+                       add_names(module, "TESTS", tests, TEST_COUNT) < 0 || add_names(module, "OPS", ops, OP_COUNT) < 0 ||
+                       PyModule_AddIntConstant(module, "COMPOSE_CACHE", COMPOSE_CACHE) < 0;
     Py_XDECREF(type);
     Py_XDECREF(unigram);
     return failed ? -1 : 0;

@@ -3,7 +3,7 @@
 #include "native.h"
 #include "values.h"
 
-static bool all_bytes(PyObject *list) {
+bool all_bytes(PyObject *list) {
     for (Py_ssize_t i = 0; i < PyList_Size(list); i++)
         if (!PyBytes_CheckExact(PyList_GetItem(list, i))) return false;
     return true;
@@ -12,7 +12,7 @@ static bool all_bytes(PyObject *list) {
 static bool continues(uint8_t byte) { return (byte & 0xC0) == 0x80; }
 
 /* The non-ASCII character at p and its size in bytes; size 0 if it is not UTF-8. */
-static uint32_t character(const uint8_t *p, size_t left, size_t *size) {
+uint32_t utf8_character(const uint8_t *p, size_t left, size_t *size) {
     *size = 0;
     if (p[0] < 0xE0) {
         if (p[0] < 0xC2 || left < 2 || !continues(p[1])) return 0;
@@ -39,7 +39,7 @@ static int kinds_of(const char *text, size_t n, const uint8_t *table) {
         i += ascii_prefix(text + i, n - i);
         while (i < n && !(text[i] & 0x80)) i++;
         for (size_t size; i < n && (text[i] & 0x80); i += size) {
-            const uint32_t point = character((const uint8_t *)text + i, n - i, &size);
+            const uint32_t point = utf8_character((const uint8_t *)text + i, n - i, &size);
             if (!size) return -1;
             found |= table[point];
         }

@@ -22,6 +22,7 @@ from benchmarks.models import trl_templates
 from penstock.literals import Literals
 from penstock.native import native
 from penstock.prepare.chat.conversation import Conversation
+from penstock.prepare.encode.unicode_checks import CharacterKind
 from penstock.prepare.faithful.arrange import _Turn
 from penstock.prepare.template.compiler import CompiledTemplate, Compiler, conversation_layout, encoded
 from penstock.prepare.template.probes import PROBES
@@ -59,6 +60,58 @@ def test_wrong_arguments_of_kinds() -> None:
     for texts, table in (([b""], TABLE[1:]), (["a"], TABLE)):
         with pytest.raises(ValueError):
             native.kinds(texts, table)  # type: ignore[arg-type]
+
+
+def first_byte(run: bytes) -> bytes:
+    return run[:1]
+
+
+def composing(text: str = "e\u0301 x") -> list[Any]:
+    """The arguments of `compose` for one text of two segments."""
+    assert native is not None
+    size, table = len(text.encode()), np.where(TABLE == 1, CharacterKind.COMPOSES, 0).astype(np.uint8)
+    ends = np.array([size - 1, size])
+    cache = bytearray(native.COMPOSE_CACHE)
+    return [
+        [text.encode()],
+        np.zeros(1, np.int64),
+        table,
+        np.array([0, 2]),
+        ends,
+        ends.copy(),
+        cache,
+        lambda run: run[:1],
+    ]
+
+
+def test_compose() -> None:
+    assert native is not None
+    given = composing("e\u0301 x" * 3)
+    for _ in range(2):  # the second time from the cache
+        assert native.compose(*given) == [b"e xe xe x"]
+        assert given[5].tolist() == [8, 9] and given[4].tolist() == [14, 15]
+        given[7] = None
+    assert native.compose(*composing("ex")) == [b"ex"]
+    inside = composing("\u0301")  # a segment ends inside the run
+    assert native.compose(*inside) == [None] and inside[5].tolist() == [1, 2]
+
+
+def test_wrong_arguments_of_compose() -> None:
+    assert native is not None
+    wrong: dict[int, Any] = {0: [b"\xff\x81"], 1: np.array([1]), 2: TABLE[1:], 3: np.array([0, 3]), 6: bytearray(9)}
+    for number, value in (*wrong.items(), (3, np.array([2, 0])), (5, np.zeros(1, np.int64)), (0, ["a"])):
+        given = composing()
+        given[number] = value
+        with pytest.raises(ValueError):
+            native.compose(*given)
+    for answer in (lambda run: run.decode(), lambda run: 1 / 0):
+        with pytest.raises((TypeError, ZeroDivisionError)):
+            native.compose(*composing()[:7], answer)
+    given = composing()
+    given[0] *= 2
+    given[1], given[3] = np.array([0, 1]), np.array([0, 2, 2])
+    with pytest.raises(IndexError):
+        native.compose(*given[:7], lambda _: given[0].clear())
 
 
 @given(st.binary(max_size=30) | st.text("a\n\r", max_size=12).map(str.encode))
@@ -334,6 +387,7 @@ def test_nothing_leaks() -> None:
         subject.render([*ROWS, b"{", b"\xff", chat])
         refuses.render([chat] * 5)
         native.kinds(ROWS, TABLE)
+        native.compose(*composing())
         native.count_tokens(*counting())
         native.split_lines(b"a\nb" * 100)
         with pytest.raises(TypeError):

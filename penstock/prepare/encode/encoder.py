@@ -1,10 +1,9 @@
 """Encodes texts to token ids: with a fast engine where it is known to match `tokenizers`, with `tokenizers` elsewhere.
 
 `tokenizers` is the reference. A fast engine (`engines`) encodes a text only if (1) it agreed with the reference on
-probes built from this tokenizer's own added tokens, (2) all code points of the text are old enough for both engines'
-Unicode tables, and (3) the text is in NFC if the tokenizer normalizes to it. The result never depends on the engine.
-Within a long text, only the turns that need it go to the reference, because `tokenizers` encodes the text between added
-tokens independently.
+probes built from this tokenizer's own added tokens, (2) both treat all code points of the text alike, and (3) the text
+is in NFC if the tokenizer normalizes to it. The result never depends on the engine. Of other texts, only the turns or
+words that need it go to the reference.
 
 Throughput per core, warm: gigatoken 70 to 160 MB/s on byte-level tokenizers and 15 to 80 MB/s on SentencePiece-style
 ones; the reference 1 to 6 MB/s. A fast engine takes up to a second to start, so small inputs don't use one. It caches
@@ -18,21 +17,21 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from itertools import chain, pairwise, product
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from penstock.arrays import Int64, UInt32
 from penstock.errors import EncoderPanic, TokenizerError
 from penstock.literals import Literals
-from penstock.prepare.encode.engines import ENGINES, EngineOutput, FastEngine, why_untrusted
+from penstock.prepare.encode.engines import ENGINES, ClassProbe, EngineOutput, FastEngine, why_untrusted
 from penstock.prepare.encode.process_memory import GrowthWatch
 from penstock.prepare.encode.unicode_checks import (
+    CodePoints,
+    Composer,
     Findings,
-    NfcNormalizer,
-    inspect_texts,
-    is_composed,
 )
 from penstock.prepare.encode.unigram import NAME as UNIGRAM
 from penstock.prepare.encode.unigram import UnigramEngine
@@ -40,7 +39,8 @@ from penstock.prepare.tokenizer.reference import convert_panics, reference_encod
 from penstock.prepare.tokenizer.vocabulary import NormalizerKind, TokenPieces, Vocabulary
 
 # ---- splitter --------------------------------------------------------------------------------------------------------
-# Splits texts where that changes no token: before added tokens and, in long texts, between a letter and a space.
+# Splits texts where that changes no token: before added tokens and, in long texts and around characters on which the
+# engines differ, between a letter and a space.
 #
 # The reference encoder needs 100 to 250 bytes of memory per byte of input, so long texts are passed to it in pieces of
 # about `PIECE_BYTES`. Splitting after a letter is used only if no token of the vocabulary spans such a position and the
@@ -49,6 +49,7 @@ from penstock.prepare.tokenizer.vocabulary import NormalizerKind, TokenPieces, V
 
 
 PIECE_BYTES = 1 << 18
+_NEAR = 64  # bytes before a character where a place to split is sought first
 
 # Latin, Cyrillic, Devanagari and Thai consonants, Hangul, CJK ideographs.
 _LETTER = (
@@ -77,6 +78,22 @@ class SafeCuts:
         if len(text) <= PIECE_BYTES or not self._cuts_after_letters:
             return pieces
         return [part for piece in pieces for part in _parts(piece)]
+
+    def isolated(self, piece: bytes, spots: list[tuple[int, int]]) -> list[bytes]:
+        """A piece split at the nearest possible places around some spots in it."""
+        if not self._cuts_after_letters:
+            return [piece]
+        cuts = {0, len(piece)}
+        for start, end in spots:
+            width = _NEAR
+            while not (before := [match.end() for match in _CUT.finditer(piece, max(0, start - width), start)]):
+                if width >= start:
+                    break
+                width *= 8
+            cuts.update(before[-1:])
+            if after := _CUT.search(piece, end):
+                cuts.add(after.end())
+        return [piece[start:end] for start, end in pairwise(sorted(cuts))]
 
     @cached_property
     def _added(self) -> Literals[bytes] | None:
@@ -165,7 +182,8 @@ class Encoder:
     def __init__(self, tokenizer_json: bytes, vocabulary: Vocabulary, *, fast: bool = True) -> None:
         self._json = tokenizer_json
         self.vocabulary = vocabulary
-        self.normalize = NfcNormalizer(vocabulary)
+        self._points = CodePoints()
+        self.compose = Composer(vocabulary, self._points)
         self.tables: AlignmentTables = vocabulary.byte_lengths, vocabulary.pieces
         self._reference = reference_encoder(tokenizer_json)
         if self._reference.is_engine and (reason := why_untrusted(self._reference.name, vocabulary)):
@@ -214,10 +232,16 @@ class Encoder:
             engine, reason = self._try_engine(name)
             if engine is not None:
                 self._fast, self._watch, self.engine = engine, GrowthWatch(GROWTH_LIMIT), engine.name
+                if name in ENGINES and self.vocabulary.byte_level:  # others are not split by classes of characters
+                    self._points.compare_newer(lambda points: self._class_probe.agreed(points))
                 self.not_served = "; ".join(reasons)
                 return ""
             reasons.append(reason)
         return "; ".join(reasons)
+
+    @cached_property
+    def _class_probe(self) -> ClassProbe:
+        return ClassProbe(self.engine.split()[0], self.vocabulary.pre_tokenizer)
 
     def _try_engine(self, name: str) -> tuple[FastEngine | None, str]:
         """Start an engine and compare it with the reference on probes; returns the engine, or why it can't be used."""
@@ -231,6 +255,8 @@ class Encoder:
         except Exception as error:  # any failure of an engine counts as a refusal
             return None, f"{name} refuses this tokenizer: {str(error).splitlines()[0]}"
         probes = [probe.encode() for probe in probe_texts(self.vocabulary)]
+        decomposed = set(self.compose.inspect(probes).decomposed)  # such texts are never passed to it
+        probes = [probe for k, probe in enumerate(probes) if k not in decomposed]
         expected, ends = self._by_reference(probes)
         try:
             with convert_panics(name):
@@ -256,7 +282,7 @@ class Encoder:
     def _new_engine(self, name: str) -> FastEngine:
         if name == UNIGRAM:
             return UnigramEngine(self._reference, self.vocabulary)
-        return ENGINES[name](self._json)
+        return ENGINES[name](_without_nfc(self._json, self.vocabulary))
 
     def _run_fast(self, texts: list[bytes]) -> EngineOutput:
         assert self._fast is not None
@@ -287,7 +313,9 @@ class Encoder:
             self._fast.clear_cache()
             self._watch.restart()
         try:
-            return self._encode_fast(texts, self._guarded(inspect_texts(texts) if findings is None else findings))
+            return self._encode_fast(
+                texts, self._guarded(self.compose.inspect(texts) if findings is None else findings)
+            )
         except EncoderPanic:
             if self._uses_fast_engine():  # the reference panicked
                 raise
@@ -298,22 +326,30 @@ class Encoder:
 
     def _encode_fast(self, texts: list[bytes], slow: dict[int, str]) -> Encoded:
         """Encode with the fast engine, except for the texts in `slow` and those that it leaves."""
-        found = self._run_fast(texts)
+        found = self._run_fast(
+            [b"" if number in slow else text for number, text in enumerate(texts)] if slow else texts
+        )
         slow = slow | dict(found.left)
         if not slow:
             return Encoded(found.ids, found.offsets, Counter(), found.ends)
         rows = sorted(slow)
-        served, ends = self._in_pieces([self.pieces(texts[r]) for r in rows])
+        served, ends = self._in_pieces([self._split(texts[r]) for r in rows])
         served = served._replace(offsets=served.offsets[ends], fallbacks=Counter(slow.values()))
         return _spliced(found, rows, served)
 
     def _in_pieces(self, texts: list[list[bytes]]) -> tuple[Encoded, Int64]:
         """Encode the pieces of texts, each with the fastest exact engine; and where texts end among pieces."""
         pieces = list(chain.from_iterable(texts))
-        found = self._run_fast(pieces)
-        slow = sorted({*found.left, *self._guarded(inspect_texts(pieces))})
+        guarded = self._guarded(self.compose.inspect(pieces))
+        found = self._run_fast([b"" if number in guarded else piece for number, piece in enumerate(pieces)])
+        slow = sorted({*found.left, *guarded})
         served = self.reference([pieces[p] for p in slow])
         return _spliced(found, slow, served), np.cumsum([0, *map(len, texts)])
+
+    def _split(self, text: bytes) -> list[bytes]:
+        """The pieces of a text, and characters on which the engines differ apart from the rest."""
+        spots = ((piece, self._points.newer_in(piece)) for piece in self.pieces(text))
+        return [part for piece, own in spots for part in (self._cuts.isolated(piece, own) if own else [piece])]
 
     def pieces(self, text: bytes) -> list[bytes]:
         """Split a text where that does not change its ids: at added tokens, and if it is long, after words."""
@@ -359,7 +395,7 @@ class Encoder:
         at = 0
         for piece, (start, end) in zip(pieces, pairwise(encoded.offsets.tolist()), strict=True):
             own = np.cumsum(self.vocabulary.byte_lengths[encoded.ids[start:end]], dtype=np.int64)
-            adds_up = len(own) > 0 and own[-1] == len(piece) and (not nfc or is_composed(piece.decode()))
+            adds_up = len(own) > 0 and own[-1] == len(piece) and (not nfc or self._points.is_composed(piece.decode()))
             ends.append(at + (own if adds_up else self._reference.token_ends(piece)))
             at += len(piece)
         return np.concatenate(ends)
@@ -377,10 +413,19 @@ class Encoder:
         """The texts that the fast engine must not encode, with the reason for each."""
         if self._fast is not None and self._fast.checks_texts:
             return {}
-        slow = dict.fromkeys(findings.newer, "text with code points newer than Unicode 14")
-        if self.vocabulary.normalizer is NormalizerKind.NFC:
-            slow = dict.fromkeys(findings.decomposed, "text that is not in NFC") | slow
-        return slow
+        newer = dict.fromkeys(findings.newer, "text with code points newer than Unicode 14")
+        return dict.fromkeys(findings.decomposed, "text that is not in NFC") | newer
+
+
+_NFC: Final = re.compile(rb'"normalizer"\s*:\s*\{\s*"type"\s*:\s*"NFC"\s*\}')
+
+
+def _without_nfc(tokenizer_json: bytes, vocabulary: Vocabulary) -> bytes:
+    """The same tokenizer for an engine that is only given text in NFC."""
+    if vocabulary.normalizer is not NormalizerKind.NFC:
+        return tokenizer_json
+    changed, count = _NFC.subn(b'"normalizer":null', tokenizer_json)
+    return changed if count == 1 else orjson.dumps({**orjson.loads(tokenizer_json), "normalizer": None})
 
 
 def _spliced(found: EngineOutput, rows: list[int], served: Encoded) -> Encoded:

@@ -1,20 +1,24 @@
 """The fast engines of others: gigatoken, and optionally splintr for tokenizers that gigatoken does not support.
 
 Both are young libraries. `why_untrusted` rules out some tokenizers by their configuration; for all others, `Encoder`
-compares an engine with the reference before it uses it. Both cache every word they see until `clear_cache`.
+compares an engine with the reference before it uses it, and `ClassProbe` compares them on characters newer than
+Unicode 14. Both cache every word they see until `clear_cache`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
+from itertools import pairwise, product
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
+import orjson
 
 from penstock.arrays import Int64, UInt32
 from penstock.prepare.encode.process_memory import release_free_memory
-from penstock.prepare.tokenizer.vocabulary import NormalizerKind, Vocabulary
+from penstock.prepare.tokenizer.reference import ReferenceEncoder
+from penstock.prepare.tokenizer.vocabulary import NormalizerKind, Vocabulary, byte_alphabet
 
 
 class EngineOutput(NamedTuple):
@@ -110,3 +114,53 @@ def why_untrusted(engine: str, vocabulary: Vocabulary) -> str:
     if engine.startswith("tokenizers") and not written.all():
         return f"the vocabulary has tokens that are not written in the byte alphabet, which {engine} finds in texts"
     return ""
+
+
+# ---- characters ------------------------------------------------------------------------------------------------------
+#
+# A byte-level engine looks at a character only to split texts into words. Whether two engines put it into the same
+# class (letter, mark, number, symbol …) shows in where they split texts that have it beside characters of each class.
+# A vocabulary of single bytes and of pairs of bytes that meet there makes every such place visible in the ids.
+
+
+_NEIGHBOURS: Final = b"aZ1 \n\r'.\t_/s"
+_CONTEXTS: Final = (
+    "{}", "a{}", "{}a", "a{}a", "Z{}", "{}Z", "Z{}a", "a{}Z", "1{}", "{}1", "1{}1", " {}", "{} ", "  {}", "{}  a",
+    "\n{}", "{}\n", "{}\n\n", "\r{}", "{}\r\n", "'{}", "{}'s", "'s{}", ".{}", "{}.", ".{}a", "\t{}", "{}\t", "_{}a",
+    "/{}", "{}/", "{}{}", "a{}{}1", " {}a", " {}1", " {}.", "é{}", "{}é", "é{}é", "中{}中", "１{}１", "\u0301{}",
+    "{}\u0301", "a{}\u0301a", "，{}，", "№{}№", "\u00a0{}", "\u00a0\u00a0{}", "ა{}ა", "ʰ{}ʰ", "ǅ{}ǅ", "É{}É", "😀{}😀",
+    "²{}²", "{}Za", "Z{}Za", "a{}Za", "{}{}Za", "Z{}aZ", "..{}", "..{}a", "..{}..", "..{}1",
+)  # fmt: skip
+
+
+class ClassProbe:
+    """Compares a fast engine with the reference on how they split texts at single characters."""
+
+    def __init__(self, engine: str, pre_tokenizer: Any) -> None:
+        tokenizer_json = orjson.dumps(_pairs_of_bytes(pre_tokenizer))
+        self._engines = ReferenceEncoder(tokenizer_json), ENGINES[engine](tokenizer_json)
+
+    def agreed(self, points: Sequence[int]) -> list[bool]:
+        """Whether both engines treat a code point in the same way."""
+        texts = ["\n\n".join(_CONTEXTS).replace("{}", chr(point)).encode() for point in points]
+        (ids, ends), (others, other_ends) = (engine.encode(texts)[:2] for engine in self._engines)
+        places = zip(pairwise(ends.tolist()), pairwise(other_ends.tolist()), strict=True)
+        return [np.array_equal(ids[slice(*own)], others[slice(*other)]) for own, other in places]
+
+
+def _pairs_of_bytes(pre_tokenizer: Any) -> dict[str, Any]:
+    """A tokenizer.json with this pre-tokenizer, and a token for every pair of bytes that a probe may join."""
+    written = {byte: char for char, byte in byte_alphabet().items()}
+    first, later = range(0xC2, 0xF5), range(0x80, 0xC0)  # bytes of a UTF-8 character
+    joined = ((later, _NEIGHBOURS), (_NEIGHBOURS, first), (_NEIGHBOURS, _NEIGHBOURS), (later, first))
+    pairs = [(written[one], written[other]) for sides in joined for one, other in product(*sides)]
+    tokens = [*(written[byte] for byte in range(256)), *map("".join, pairs)]
+    model = {
+        "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "", "end_of_word_suffix": "",
+        "fuse_unk": False, "byte_fallback": False, "merges": pairs,
+        "vocab": {token: number for number, token in enumerate(tokens)},
+    }  # fmt: skip
+    decoder = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    nothing = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
+    parts = {"pre_tokenizer": pre_tokenizer, "decoder": decoder, "model": model}
+    return {"version": "1.0", **nothing, "added_tokens": [], **parts}

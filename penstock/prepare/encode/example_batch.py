@@ -16,9 +16,7 @@ from penstock.prepare.chat.conversation import Conversation, Part, Role
 from penstock.prepare.chat.formats import Format
 from penstock.prepare.encode.columns import Columns
 from penstock.prepare.encode.encoder import AlignmentTables, ByteLengths, Encoder
-from penstock.prepare.encode.unicode_checks import inspect_texts
 from penstock.prepare.regions.segments import Segments, gathered
-from penstock.prepare.tokenizer.vocabulary import NormalizerKind
 
 # ---- align -----------------------------------------------------------------------------------------------------------
 #
@@ -253,13 +251,11 @@ def _weights_of(batch: ExampleBatch) -> npt.NDArray[np.float32]:
 def encode_texts(texts: list[bytes], segments: Segments, encoder: Encoder, *, reference: bool = False) -> ExampleBatch:
     """Encodes texts with their segments. With `reference`, engines and shortcuts that are to be checked aren't used."""
     vocabulary, given = encoder.vocabulary, texts
-    findings = inspected = inspect_texts(texts)
-    if inspected.decomposed:
-        texts, segments, findings = encoder.normalize(texts, segments, inspected)
+    texts, segments, findings, composed = encoder.compose(texts, segments)
     # Some rows are aligned by offsets, because token lengths may add up by chance (ḿ is as long as its parts).
     by_offsets: Sequence[int] = range(len(texts)) if reference and encoder.has_offsets else ()
     if vocabulary.byte_level:
-        by_offsets = findings.decomposed if vocabulary.normalizer is NormalizerKind.NFC else ()
+        by_offsets = findings.decomposed
     encoded = encoder.reference(texts) if reference else encoder.encode(texts, findings)
     ends, inexact = segment_token_ends(
         texts,
@@ -270,8 +266,9 @@ def encode_texts(texts: list[bytes], segments: Segments, encoder: Encoder, *, re
         lambda row: encoder.token_ends(texts[row], encoded.ids[encoded.offsets[row] : encoded.offsets[row + 1]]),
         by_offsets=by_offsets,
     )
-    if reference and inspected.decomposed:
+    if reference and composed:
         encoded = encoder.reference(given)  # the ids of the text as rendered are authoritative
+    slower = {"masks by offsets": inexact, "text composed to NFC": composed}
     return ExampleBatch(
         ids=encoded.ids,
         offsets=encoded.offsets,
@@ -281,7 +278,7 @@ def encode_texts(texts: list[bytes], segments: Segments, encoder: Encoder, *, re
         parts=segments.parts,
         messages=segments.messages,
         weights=segments.weights,
-        fallbacks=encoded.fallbacks + Counter({"masks by offsets": inexact} if inexact else {}),
+        fallbacks=encoded.fallbacks + Counter(slower),  # which leaves out zeros
     )
 
 

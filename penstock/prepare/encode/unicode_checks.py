@@ -1,4 +1,4 @@
-"""Finds texts with code points newer than the engines' Unicode tables, and texts that are not in NFC.
+"""Finds texts with characters that the engines may classify differently, and composes texts that are not in NFC.
 
 ASCII is skipped at memory speed; all other characters are looked up in a table that is filled as code points occur.
 Normalization is only tried where there are combining marks or characters that it would change, on these and their
@@ -8,7 +8,9 @@ neighbours.
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Callable
 from dataclasses import replace
+from enum import IntFlag
 from functools import cache, lru_cache
 from itertools import chain
 from typing import Final, NamedTuple
@@ -16,7 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.literals import Literals
+from penstock.arrays import Int64
 from penstock.native import native
 from penstock.prepare.regions.segments import Segments
 from penstock.prepare.tokenizer.reference import nfc
@@ -27,8 +29,8 @@ from penstock.prepare.tokenizer.vocabulary import NormalizerKind, Vocabulary
 # Code points that were unassigned in Unicode 14, on which engines with different Unicode versions may disagree.
 #
 # The fast encoders and the reference each classify letters with their own Unicode tables. For code points assigned in
-# Unicode 14 they agree (all were tested, in several contexts, with five tokenizers); for newer ones they may not.
-# The table is fixed rather than taken from the running Python, whose Unicode version varies.
+# Unicode 14 they agree (all were tested, in several contexts, with five tokenizers); for newer ones, `engines` asks
+# both. The table is fixed rather than taken from the running Python, whose Unicode version varies.
 
 
 _RANGES = """
@@ -103,78 +105,91 @@ def unassigned() -> npt.NDArray[np.bool_]:
 # ---- code points -----------------------------------------------------------------------------------------------------
 
 
-NEWER: Final = 1
-COMPOSES: Final = 2  # may compose with its predecessor, or is not NFC by itself
-REORDERS: Final = 4  # a combining mark that does not compose, but may be reordered
-_UNSEEN: Final = 128
+class CharacterKind(IntFlag):
+    """What a character may need. Shared with `native/compose.c`."""
+
+    NEWER = 1  # the engines may classify it differently
+    COMPOSES = 2  # may compose with its predecessor
+    REORDERS = 4  # a combining mark that does not compose, but may be reordered
+    DECOMPOSES = 8  # is not NFC by itself, but does not compose with its predecessor
+    UNSEEN = 128
+
+
+_IRREGULAR: Final = int(CharacterKind.COMPOSES | CharacterKind.REORDERS | CharacterKind.DECOMPOSES)
 _STEP: Final = 1 << 13
 _NOT_ASCII: Final = np.uint64(0x8080808080808080)
 # The ranges of characters that decompose into two; a test scans all of Unicode.
 _COMPOSED: Final = (range(0xC0, 0x3100), range(0xFB1D, 0xFB50), range(0x11000, 0x12000), range(0x1D100, 0x1D200))
-_kinds = np.full(0x110000, _UNSEEN, np.uint8)
 
 
-class Findings(NamedTuple):
-    """Indices of texts, sorted."""
+class CodePoints:
+    """The kinds of the code points seen so far."""
 
-    newer: list[int]  # code points newer than Unicode 14
-    decomposed: list[int]  # not in NFC
+    def __init__(self) -> None:
+        self.table = np.full(0x110000, CharacterKind.UNSEEN, np.uint8)
+        self._agreed: Callable[[list[int]], list[bool]] | None = None
 
+    def compare_newer(self, agreed: Callable[[list[int]], list[bool]]) -> None:
+        """Use this from now on to find out on which code points the engines agree."""
+        self._agreed = agreed
+        self.table[unassigned()] = CharacterKind.UNSEEN
 
-def inspect_texts(texts: list[bytes]) -> Findings:
-    """Find the texts that need special treatment."""
-    kinds = _kinds_in(texts)
-    having = {kind: np.flatnonzero(kinds & kind).tolist() for kind in (NEWER, COMPOSES)}
-    decomposed = [n for n in having[COMPOSES] if not is_composed(texts[n].decode())]
-    # Without characters that may compose, Python's quick check is enough.
-    for n in np.flatnonzero(kinds & (COMPOSES | REORDERS) == REORDERS).tolist():
-        if not unicodedata.is_normalized("NFC", texts[n].decode()):
-            decomposed.append(n)
-    return Findings(having[NEWER], sorted(decomposed))
+    def find(self, texts: list[bytes]) -> tuple[list[int], list[int]]:
+        """The texts with newer characters, and those that may not be in NFC."""
+        kinds = (
+            self._kinds_in_words(texts) if native is None else np.frombuffer(native.kinds(texts, self.table), np.uint8)
+        )
+        unseen = np.flatnonzero(kinds & CharacterKind.UNSEEN).tolist()
+        if unseen and native is not None:
+            for n in unseen:
+                self.of(code_points(texts[n].decode()))
+            kinds = np.frombuffer(native.kinds(texts, self.table), np.uint8)
+        return np.flatnonzero(kinds & CharacterKind.NEWER).tolist(), np.flatnonzero(kinds & _IRREGULAR).tolist()
 
+    def _kinds_in_words(self, texts: list[bytes]) -> npt.NDArray[np.uint8]:
+        """The numpy version. Looks only at 8-byte words with non-ASCII bytes: multi-byte characters consist of such
+        bytes, so they lie entirely within such words."""
+        found = np.zeros(len(texts), np.uint8)
+        data = b"".join([*texts, bytes(7)])
+        words = np.frombuffer(data, np.uint64, len(data) // 8)
+        foreign = np.flatnonzero(_has_more_than_ascii(words))
+        points = code_points(words[foreign].tobytes().decode())
+        kinds = self.of(points)
+        places = np.flatnonzero(kinds != 0)
+        at = np.cumsum(utf8_widths(points), dtype=np.int64)[places] - 1  # last byte of each character
+        owners = np.searchsorted(np.cumsum([len(text) for text in texts]), foreign[at // 8] * 8 + at % 8, side="right")
+        np.bitwise_or.at(found, owners, kinds[places])
+        return found
 
-def _kinds_in(texts: list[bytes]) -> npt.NDArray[np.uint8]:
-    """For each text, the kinds of its characters, or-ed."""
-    if native is None:
-        return _kinds_in_words(texts)
-    kinds = np.frombuffer(native.kinds(texts, _kinds), np.uint8)
-    unseen = np.flatnonzero(kinds & _UNSEEN).tolist()
-    if not unseen:
-        return kinds
-    for n in unseen:
-        _kinds_of(code_points(texts[n].decode()))
-    return np.frombuffer(native.kinds(texts, _kinds), np.uint8)
+    def of(self, points: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
+        """The kinds of code points."""
+        kinds = self.table.take(points, mode="clip")
+        unseen = np.unique(points[kinds == CharacterKind.UNSEEN])
+        if not len(unseen):
+            return kinds
+        self.table[unseen] = list(map(_kind, unseen.tolist()))
+        newer = unseen[unassigned()[unseen]]
+        if self._agreed is not None and len(newer):
+            self.table[newer[self._agreed(newer.tolist())]] = CharacterKind.COMPOSES
+        return self.table.take(points, mode="clip")
 
+    def newer_in(self, text: bytes) -> list[tuple[int, int]]:
+        """Where characters begin and end that the engines may classify differently."""
+        if text.isascii():
+            return []
+        points = code_points(text.decode())
+        found = np.flatnonzero(self.of(points) & CharacterKind.NEWER)
+        widths = utf8_widths(points)
+        ends = np.cumsum(widths, dtype=np.int64)[found]
+        return list(zip((ends - widths[found]).tolist(), ends.tolist(), strict=True))
 
-def _kinds_in_words(texts: list[bytes]) -> npt.NDArray[np.uint8]:
-    """The numpy version. Looks only at 8-byte words with non-ASCII bytes: multi-byte characters consist of such bytes,
-    so they lie entirely within such words."""
-    found = np.zeros(len(texts), np.uint8)
-    data = b"".join([*texts, bytes(7)])
-    words = np.frombuffer(data, np.uint64, len(data) // 8)
-    foreign = np.flatnonzero(_has_more_than_ascii(words))
-    points = code_points(words[foreign].tobytes().decode())
-    kinds = _kinds_of(points)
-    places = np.flatnonzero(kinds != 0)
-    at = np.cumsum(utf8_widths(points), dtype=np.int64)[places] - 1  # last byte of each character
-    owners = np.searchsorted(np.cumsum([len(text) for text in texts]), foreign[at // 8] * 8 + at % 8, side="right")
-    np.bitwise_or.at(found, owners, kinds[places])
-    return found
-
-
-def is_composed(text: str) -> bool:
-    """Whether a text is in NFC. Checks only characters that may compose and their predecessors: all others are NFC by
-    themselves, and nothing composes across them."""
-    points = code_points(text)
-    near = (_kinds_of(points) & (COMPOSES | REORDERS)) > 0
-    near[:-1] |= near[1:].copy()
-    return unicodedata.is_normalized("NFC", points[near].tobytes().decode("utf-32-le"))
-
-
-@lru_cache(4096)
-def may_compose(character: str) -> bool:
-    """Whether a character may compose or swap with its predecessor, or is not in NFC itself."""
-    return bool(_kinds_of(code_points(character))[0] & (COMPOSES | REORDERS))
+    def is_composed(self, text: str) -> bool:
+        """Whether a text is in NFC. Checks only characters that may compose and their predecessors: all others are NFC
+        by themselves, and nothing composes across them."""
+        points = code_points(text)
+        near = (self.of(points) & _IRREGULAR) > 0
+        near[:-1] |= near[1:].copy()
+        return unicodedata.is_normalized("NFC", points[near].tobytes().decode("utf-32-le"))
 
 
 def code_points(text: str) -> npt.NDArray[np.uint32]:
@@ -197,27 +212,23 @@ def _has_more_than_ascii(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]
     return found
 
 
-def _kinds_of(points: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
-    kinds = _kinds.take(points, mode="clip")
-    unseen = points[kinds == _UNSEEN]
-    if not len(unseen):
-        return kinds
-    for code_point in np.unique(unseen).tolist():
-        _kinds[code_point] = _kind(code_point)
-    return _kinds.take(points, mode="clip")
-
-
 def _kind(code_point: int) -> int:
     if unassigned()[code_point]:
-        return NEWER | COMPOSES
+        return CharacterKind.NEWER | CharacterKind.COMPOSES
     character = chr(code_point)
-    if (
-        code_point in _second_code_points()
-        or 0x1100 <= code_point < 0x1200
-        or not unicodedata.is_normalized("NFC", character)
-    ):
-        return COMPOSES
-    return REORDERS if unicodedata.combining(character) else 0
+    composed = unicodedata.is_normalized("NFC", character)
+    first = code_point if composed else ord(unicodedata.normalize("NFD", character)[0])
+    if first in _second_code_points() or 0x1160 <= first < 0x1200:  # jamo after the first
+        return CharacterKind.COMPOSES
+    if unicodedata.combining(chr(first)):
+        return CharacterKind.REORDERS if composed else CharacterKind.COMPOSES
+    return 0 if composed else CharacterKind.DECOMPOSES
+
+
+@lru_cache(4096)
+def may_compose(character: str) -> bool:
+    """Whether a character may compose or swap with its predecessor, or is not in NFC itself."""
+    return bool(_kind(ord(character)) & _IRREGULAR)
 
 
 @cache
@@ -228,71 +239,93 @@ def _second_code_points() -> frozenset[int]:
 
 
 # ---- nfc -------------------------------------------------------------------------------------------------------------
-# Normalizes texts to NFC before encoding, for tokenizers that do so themselves: byte sums then hold for them too.
+# Composes texts before encoding, for tokenizers that normalize to NFC: the fast engine need not, and byte sums hold.
 #
-# `tokenizers` matches added tokens in the unnormalized text and normalizes the text between them; so does this module.
-# A text is changed only if normalizing its segments one by one gives the same result (no mark composes across a
-# boundary) and leaves nothing to compose. Any other text stays as it is and goes to the reference encoder and its
-# offsets. Texts already in NFC, nearly all of them, cost nothing.
+# A text is composed run by run (`native/compose.c`) and every run by the reference's own normalizer, whose tables are
+# not Python's. The reference matches added tokens first and normalizes the text between them. This makes a difference
+# only for runs that follow an added token and compose with its last character, or that become a part of one. Texts with
+# such a run stay as they are and go to the reference, and so do texts with a segment that ends inside a changed run.
 
 
-class NfcNormalizer:
-    """Normalizes texts as the tokenizer will."""
+class Findings(NamedTuple):
+    """Indices of texts, sorted."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        contents = [t.content for t in vocabulary.added]
-        self._active = vocabulary.normalizer is NormalizerKind.NFC and is_composed("".join(contents))
-        self._added = Literals(contents)
+    newer: list[int]  # with code points that the engines may classify differently
+    decomposed: list[int]  # not in NFC
 
-    def __call__(
-        self, texts: list[bytes], segments: Segments, findings: Findings
-    ) -> tuple[list[bytes], Segments, Findings]:
-        """The texts to encode, with segments and findings adjusted to them."""
-        if not self._active or not findings.decomposed:
-            return texts, segments, findings
-        changed: dict[int, bytes] = {}
-        ends = segments.ends
-        for row in findings.decomposed:
-            first, last = int(segments.offsets[row]), int(segments.offsets[row + 1])
-            parts = self._parts(texts[row], ends[first:last].tolist())
-            if parts is None:
-                continue
-            if not changed:
-                ends = ends.copy()
-            changed[row] = b"".join(parts)
-            total = 0
-            for k, part in enumerate(parts):
-                total += len(part)
-                ends[first + k] = total
-        if not changed:
-            return texts, segments, findings
-        left = findings._replace(decomposed=[row for row in findings.decomposed if row not in changed])
+
+class Composed(NamedTuple):
+    """Texts as the tokenizer normalizes them, their segments, and what is left to find in them."""
+
+    texts: list[bytes]
+    segments: Segments
+    findings: Findings
+    changed: int  # number of texts that were composed
+
+
+class Composer:
+    """Composes texts as one tokenizer will."""
+
+    def __init__(self, vocabulary: Vocabulary, points: CodePoints) -> None:
+        self._points = points
+        self._needed = vocabulary.normalizer is NormalizerKind.NFC
+        contents = "".join(token.content for token in vocabulary.added)
+        self._added, self._last = frozenset(contents), frozenset(token.content[-1:] for token in vocabulary.added)
+        self._active = (
+            self._needed
+            and native is not None
+            and not any(token.context_sensitive or token.rstrip for token in vocabulary.added)
+            and not points.of(code_points(contents)).any()
+        )
+        self._cache = bytearray(native.COMPOSE_CACHE if native is not None and self._active else 0)
+
+    def inspect(self, texts: list[bytes]) -> Findings:
+        """Find the texts that need special treatment."""
+        newer, numbers = self._points.find(texts)
+        if not self._active:
+            return Findings(newer, self._decomposed(texts, numbers) if self._needed else [])
+        none = np.zeros(0, np.int64)
+        forms = self._forms(texts, numbers, np.zeros(len(texts) + 1, np.int64), none, none)
+        return Findings(newer, [n for n, form in zip(numbers, forms, strict=True) if form is not texts[n]])
+
+    def __call__(self, texts: list[bytes], segments: Segments) -> Composed:
+        """Compose texts and adjust their segments."""
+        newer, numbers = self._points.find(texts)
+        if not self._active:
+            findings = Findings(newer, self._decomposed(texts, numbers) if self._needed else [])
+            return Composed(texts, segments, findings, 0)
+        ends = np.ascontiguousarray(segments.ends, np.int64)
+        moved = ends.copy()
+        forms = self._forms(texts, numbers, segments.offsets, ends, moved) if numbers else []
+        changed = {n: form for n, form in zip(numbers, forms, strict=True) if form is not texts[n]}
+        findings = Findings(newer, [n for n, form in changed.items() if form is None])
+        if len(changed) == len(findings.decomposed):
+            return Composed(texts, segments, findings, 0)
         texts = texts.copy()
-        for row, text in changed.items():
-            texts[row] = text
-        return texts, replace(segments, ends=ends), left
+        for n, form in changed.items():
+            texts[n] = texts[n] if form is None else form
+        return Composed(texts, replace(segments, ends=moved), findings, len(changed) - len(findings.decomposed))
 
-    def _parts(self, text: bytes, ends: list[int]) -> list[bytes] | None:
-        """The normalized segments of a text, or None if they are not independent of each other."""
-        parts: list[bytes] = []
-        start = 0
-        for end in ends:
-            part = text[start:end]
-            if not part.isascii():
-                piece = part.decode()
-                if start and may_compose(piece[0]):
-                    return None
-                if not unicodedata.is_normalized("NFC", piece):
-                    part = self._nfc(piece).encode()
-            parts.append(part)
-            start = end
-        return parts if is_composed(b"".join(parts).decode()) else None
+    def _decomposed(self, texts: list[bytes], numbers: list[int]) -> list[int]:
+        """Those of some texts that are not in NFC, by Python's newer tables."""
+        return [n for n in numbers if not self._points.is_composed(texts[n].decode())]
 
-    def _nfc(self, text: str) -> str:
-        """Normalize with the reference's tables: Python's are newer, and reorder marks that the reference does not."""
-        pieces: list[str] = []
-        end = 0
-        for start, stop in self._added.spans(text):
-            pieces += (nfc(text[end:start]), text[start:stop])
-            end = stop
-        return "".join((*pieces, nfc(text[end:])))
+    def _forms(
+        self, texts: list[bytes], numbers: list[int], offsets: Int64, ends: Int64, moved: Int64
+    ) -> list[bytes | None]:
+        assert native is not None
+        which = np.array(numbers, np.int64)
+        return native.compose(texts, which, self._points.table, offsets, ends, moved, self._cache, self._form)
+
+    def _form(self, run: bytes) -> bytes | None:
+        """The normal form of a run, or None if it depends on where added tokens are."""
+        text = run.decode()
+        form = nfc(text)
+        if form == text:
+            return run
+        new = form[1:] if form[:1] == text[:1] else form
+        if not self._added.isdisjoint(new):
+            return None
+        if text[0] in self._last and form != text[0] + nfc(text[1:]):
+            return None
+        return form.encode()

@@ -49,7 +49,7 @@ class AddedToken:
 
 
 @cache
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """The characters that byte-level tokenizers use for the 256 bytes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]
@@ -145,6 +145,11 @@ class Vocabulary:
         """The steps of the normalizer, in order."""
         return _steps(self._config.get("normalizer"), "normalizers")
 
+    @property
+    def pre_tokenizer(self) -> Any:
+        """The configuration of the pre-tokenizer."""
+        return self._config["pre_tokenizer"]
+
     @cached_property
     def pre_tokenizer_steps(self) -> list[dict[str, Any]]:
         """The steps of the pre-tokenizer, in order."""
@@ -161,7 +166,7 @@ class Vocabulary:
         """For each id, the length in bytes of the text it stands for (0: unknown), in the smallest dtype that fits."""
         lengths = np.zeros(self.size, np.int32)
         if self.byte_level and self.normalizer is not NormalizerKind.OTHER:  # others may preserve the length by chance
-            foreign = bytes(char not in _byte_alphabet() for char in map(chr, range(512)))
+            foreign = bytes(char not in byte_alphabet() for char in map(chr, range(512)))
             text = "".join(self._tokens)
             characters = np.minimum(np.frombuffer(text.encode("utf-32-le"), np.uint32), len(foreign) - 1)
             strange = np.concatenate(([0], np.cumsum(np.frombuffer(foreign, np.uint8)[characters], dtype=np.int32)))
@@ -190,7 +195,7 @@ class Vocabulary:
     def token_bytes(self) -> list[bytes]:
         """For each id, the bytes it stands for; for display."""
         table = [b""] * self.size
-        alphabet = _byte_alphabet()
+        alphabet = byte_alphabet()
         if self.byte_level and alphabet.keys() >= set(joined := "".join(self._tokens)):
             # A character is a byte: all tokens are translated at once, ten times as fast as one by one.
             data, at = joined.translate({ord(char): byte for char, byte in alphabet.items()}), 0
