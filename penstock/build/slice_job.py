@@ -10,7 +10,7 @@ from functools import cached_property
 from penstock.build.progress import SliceReport
 from penstock.prepare.chat.notes import rows_to_runs
 from penstock.prepare.check import mismatches, sampled_rows
-from penstock.prepare.encode.encoder import SMALL_INPUT
+from penstock.prepare.encode import encoder
 from penstock.prepare.encode.process_memory import resident_bytes
 from penstock.prepare.pipeline import Pipeline
 from penstock.prepare.recipe import Recipe
@@ -32,7 +32,7 @@ class SliceJob:
         self._recipe, self._tokenizer_json, self._cache = recipe, tokenizer_json, cache
         self._columns = recipe.mapping.read_columns
         self.pipeline = Pipeline(recipe, tokenizer_json, fast=fast)
-        if size > SMALL_INPUT:
+        if size > encoder.SMALL_INPUT:
             self.pipeline.encoder.start_fast()
 
     def prepare(

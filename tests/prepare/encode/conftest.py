@@ -9,7 +9,7 @@ import pytest
 from penstock.prepare.encode import encoder
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True, scope="module")
 def _no_small_input() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoder, "SMALL_INPUT", 0)
