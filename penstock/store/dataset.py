@@ -363,7 +363,7 @@ class Dataset:
         return self.source_names[source] if source < len(self.source_names) else f"source {source}"
 
     def file_row(self, source: int, row: int) -> tuple[str, int]:
-        """The name of the file that a row is in, and the row's number in it: a source may be many small files."""
+        """A row's file, and its number there: a source may be many files."""
         files = self.origins.get("files")
         members = files[source].get("members") if isinstance(files, list) and source < len(files) else None
         if not isinstance(members, dict):

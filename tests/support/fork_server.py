@@ -58,7 +58,7 @@ def run(job: dict) -> None:
     claims.EXPIRY = job.get("expiry", claims.EXPIRY)
     shim = _armed_shim() if "PENSTOCK_FAULTS" in job["env"] else None
     code = 3
-    with speaking_flags():  # as in `penstock.cli.main`
+    with speaking_flags(lambda: app):  # as in `penstock.cli.main`
         try:
             code = app(job["args"], standalone_mode=False) or 0  # from `typer.Exit`
         except PenstockError as error:
