@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -292,7 +293,8 @@ def today(monkeypatch: pytest.MonkeyPatch, model: Path) -> Callable[[int, int], 
     """Sets the date; the template prints it."""
     template = model / "chat_template.jinja"
     template.write_text("{{ strftime_now('%Y-%m-%d') }}\n" + template.read_text())
-    monkeypatch.setattr(recipes.datetime, "date", _Date)
+    prepare_options({"tokenizer": "t", "date": "2026-03-01"})  # pydantic reads the types once: let it see the real one
+    monkeypatch.setattr(recipes, "datetime", SimpleNamespace(date=_Date))
 
     def choose(month: int, day: int) -> None:
         _Date.now = datetime.date(2026, month, day)
