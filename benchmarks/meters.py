@@ -7,8 +7,8 @@ All speak JSON, one object per line, and report seconds (wall) and cpu (user and
 `penstock` prepares a file with one worker through the public API. After every slice it reports its clock and waits for
 a line before it continues; its last report has the dataset's path. `transformers` and `gigatoken` take {"path",
 "offset", "bytes"}, a range of a JSON lines file. The former runs `apply_chat_template` with masks, row by row, and
-returns a hash of each row's tokens; the latter encodes rendered text that it has seen once before (warm). Both get
-conversations that are ready for the template, as returned by `Dataset.conversation`; parsing is not counted for them.
+returns a hash of each row's tokens; the latter encodes rendered text. Both get conversations that are ready for the
+template, as returned by `Dataset.conversation`; parsing is not counted for them.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def transformers(model: str, templates: str) -> Callable[[Answer], Answer]:
 
 
 def gigatoken(model: str) -> Callable[[Answer], Answer]:
-    """Runs the fast encoder alone: gigatoken, or the engine used in its place."""
+    """Runs the fast encoder alone, on text that it has not seen before: gigatoken, or the engine used in its place."""
     folder = load_tokenizer(model)
     oracle, own = Oracle(Path(model)), dict(folder.templates)
     try:
@@ -200,7 +200,6 @@ def gigatoken(model: str) -> Callable[[Answer], Answer]:
     def work(request: Answer) -> Answer:
         lines, ready = conversations(model, stretch(request))
         texts = [oracle.render(conversation, chosen(own, conversation))[0].encode() for conversation in ready]
-        encoder.encode(texts)
         begin, cpu = time.perf_counter(), time.process_time()
         encoder.encode(texts)
         times = {"seconds": time.perf_counter() - begin, "cpu": time.process_time() - cpu}

@@ -67,7 +67,7 @@ def _extremes(found: Models) -> str:
     figures = {
         "× transformers": ("mixed", "times_transformers", "{:.1f}"),
         "× transformers, tool traces": ("traces", "times_transformers", "{:.1f}"),
-        "of the encoder alone": ("mixed", "share_of_gigatoken", "{:.2f}"),
+        "of the encoder's first pass": ("mixed", "share_of_first_pass", "{:.2f}"),
     }
     rows = []
     for kind, slower in (("byte-level BPE", False), ("SentencePiece", True)):
@@ -75,7 +75,7 @@ def _extremes(found: Models) -> str:
             values = [
                 (result[part][figure]["cpu"], name)
                 for name, result in found.items()
-                if part in result and (name in SLOWER) is slower
+                if figure in result.get(part, {}) and (name in SLOWER) is slower
             ]
             if values:
                 worst, best = (f"{shown.format(value)} ({name})" for value, name in (min(values), max(values)))
@@ -149,7 +149,18 @@ def others(results: Results) -> str:
         f"**Ray**, two slots: {scale['engines']['ray_over_local_megabytes_per_second']:.2f} of local workers' "
         f"throughput; ten times the slices take {scale['driver']['growth']:.2f} times the driver's memory.",
     ]
+    if "floor" in results["benchmarks"]:
+        lines.insert(0, _floor(_result(results, "floor")))
     return "\n".join(f"- {line}" for line in lines)
+
+
+def _floor(found: Results) -> str:
+    by_template = {name: one["speed"] for name, one in found["templates"].items() if "speed" in one}
+    slowest = min(by_template, key=lambda name: by_template[name])
+    return (
+        f"**The slowest template** of {len(by_template)}, {slowest}, runs at {by_template[slowest]:.2f} of the speed "
+        "of Qwen2.5's."
+    )
 
 
 KINDS = ("padded", "packed")

@@ -4,18 +4,19 @@
 
 A model is a folder with tokenizer.json and a chat template; `benchmarks.models` builds them. For each, data is grown
 from the rows that its template accepts, with seeded word shuffles. While one worker prepares it, the run stops the
-clock every few slices and lets transformers (row by row, with masks) and gigatoken (alone, warm, on rendered text)
-process a range of the same file, so that all three see the same noise. Every row that transformers encoded is compared
-token by token, always with the model's own template. Start-up (interpreter, imports, engines, calibration, up to the
-first slice) is reported separately, and so are the long tool traces of `--traces`, at a quarter of the size. The first
-model also shows how the cost scales with workers and with the length of conversations (`scaling`; skip it with
+clock every few slices and lets transformers (row by row, with masks) process a range of the same file, and gigatoken
+(alone) the rendered text of what was prepared since the last pause, so that all three see the same noise. The encoder
+too sees every text once, in the same order: its first pass is the limit. Every row that transformers encoded is
+compared token by token, always with the model's own template. Start-up (interpreter, imports, engines, calibration, up
+to the first slice) is reported separately, and so are the long tool traces of `--traces`, at a quarter of the size. The
+first model also shows how the cost scales with workers and with the length of conversations (`scaling`; skip it with
 `--rounds 0`).
 
 Speeds and ratios are in CPU time, user and system, over all threads of a process: what one core can do. The JSON also
-has wall time. Targets: 30 times transformers on byte-level models that gigatoken supports and 8 times on the others, on
-traces too; 0.3 of the encoder alone (gigatoken, or splintr in its place); two workers reach 0.8 of the speed-up of two
-copies of a plain loop; 400-message conversations cost at most 1.3 times as much per byte as 4-message ones. Exits with
-1 if a target is missed or a token differs.
+has wall time. Targets: 22 times transformers on byte-level models that gigatoken supports and 8 times on the others, on
+traces too; 0.7 of the encoder's first pass (gigatoken, or splintr in its place); two workers reach 0.8 of the speed-up
+of two copies of a plain loop; 400-message conversations cost at most 1.3 times as much per byte as 4-message ones.
+Exits with 1 if a target is missed or a token differs.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ from benchmarks.oracle import Oracle, token_hash
 from benchmarks.scaling import long_conversations, speed_up
 from penstock.prepare.tokenizer.files import load_tokenizer
 
-PEER_BYTES, ENCODER_BYTES = 700_000, 8_000_000
-TIMES, SHARE = 30.0, 0.3  # targets, relative to transformers and to the encoder
+PEER_BYTES = 700_000
+TIMES, SHARE = 22.0, 0.7  # targets, relative to transformers and to the encoder's first pass
+FIRST_BYTES = 4_000_000  # about a slice
 SLOWER = ("gemma3", "mistral_v0_1", "yi", "command_r_plus", "t5")  # models with slower encoders
 SLOWER_TIMES = 8.0
 Row = dict[str, Any]
@@ -78,14 +80,16 @@ def tagged_template(oracle: Oracle, own: str, conversations: Sequence[Row]) -> t
 
 def against(file: Path, model: Path, peer: Meter, encoder: Meter, pauses: int) -> dict[str, Any]:
     """Runs one worker on a file, with transformers and gigatoken on ranges of it in between."""
-    size = file.stat().st_size
+    size, encoded = file.stat().st_size, FIRST_BYTES
+    encoder.measure(path=str(file), offset=0, bytes=encoded)  # counts as start-up, as the worker's first slice does
     theirs: list[dict[str, Any]] = []
     alone: list[dict[str, Any]] = []
 
     def pause(seen: int) -> None:
-        for meter, length, answers in ((peer, PEER_BYTES, theirs), (encoder, ENCODER_BYTES, alone)):
-            offset = max(0, min(seen, size - length))
-            answers.append(meter.measure(path=str(file), offset=offset, bytes=length))
+        nonlocal encoded
+        theirs.append(peer.measure(path=str(file), offset=max(0, min(seen, size - PEER_BYTES)), bytes=PEER_BYTES))
+        alone.append(encoder.measure(path=str(file), offset=encoded, bytes=seen - encoded))
+        encoded = seen
 
     with tempfile.TemporaryDirectory(prefix="bench-", dir=file.parent) as cache:
         run = timed(file, model, Path(cache), size // (pauses + 1), pause)
@@ -106,7 +110,7 @@ def against(file: Path, model: Path, peer: Meter, encoder: Meter, pauses: int) -
             for name, costs in {"penstock": ours, **others}.items()
         },
         "times_transformers": {kind: others["transformers"][kind] / ours[kind] for kind in kinds},
-        "share_of_gigatoken": {kind: others["gigatoken"][kind] / ours[kind] for kind in kinds},
+        "share_of_first_pass": {kind: others["gigatoken"][kind] / ours[kind] for kind in kinds},
         "compared_rows": compared,
         "equal_rows": equal,
         "other_text_rows": sum(a["other_text"] for a in theirs),
@@ -166,7 +170,7 @@ def scaling(model: Path, rows: Sequence[Row], size: int, rounds: int) -> dict[st
 
 
 HEAD = (
-    f"{'model':16} {'MB/s':>7} {'× transformers':>14} {'of gigatoken':>12} {'traces ×':>8} {'equal/compared':>16}"
+    f"{'model':16} {'MB/s':>7} {'× transformers':>14} {'of first pass':>13} {'traces ×':>8} {'equal/compared':>16}"
     f" {'start-up, s':>11}  by the reference"
 )
 
@@ -179,7 +183,7 @@ def line(name: str, result: dict[str, Any]) -> str:
     reference = "; ".join(f"{why} {n}" for stage in mixed["reference_served"].values() for why, n in stage.items())
     return (
         f"{name:16} {mixed['megabytes_per_second']['penstock']['cpu']:7.1f} {mixed['times_transformers']['cpu']:14.1f}"
-        f" {mixed['share_of_gigatoken']['cpu']:12.2f} {traces} {equal:>16} {mixed['start_up']['cpu']:11.1f}"
+        f" {mixed['share_of_first_pass']['cpu']:13.2f} {traces} {equal:>16} {mixed['start_up']['cpu']:11.1f}"
         f"  {reference or '-'}"
     )
 
@@ -194,7 +198,7 @@ def verdicts(models: dict[str, Any], scaled: dict[str, Any]) -> dict[str, bool]:
                 times = SLOWER_TIMES if name in SLOWER else TIMES
                 met[f"{name}, {part}: {times:.0f} times transformers"] = found["times_transformers"]["cpu"] >= times
                 met[f"{name}, {part}: same tokens"] = found["equal_rows"] == found["compared_rows"] > 0
-        met[f"{name}: {SHARE} of gigatoken"] = result["mixed"]["share_of_gigatoken"]["cpu"] >= SHARE
+        met[f"{name}: {SHARE} of the first pass"] = result["mixed"]["share_of_first_pass"]["cpu"] >= SHARE
     if scaled:
         met["two workers: 0.8 of the loops"] = scaled["two_workers"]["share_of_loops"] >= 0.8
         met["400 messages: at most 1.3"] = scaled["turns"]["400_messages_against_4"] <= 1.3
@@ -203,7 +207,10 @@ def verdicts(models: dict[str, Any], scaled: dict[str, Any]) -> dict[str, bool]:
 
 def report(models: dict[str, Any], scaled: dict[str, Any], met: dict[str, bool]) -> None:
     """Prints the worst and best model, the scaling, and missed targets."""
-    for figure, label in (("times_transformers", "× transformers"), ("share_of_gigatoken", "of gigatoken")):
+    for figure, label in (
+        ("times_transformers", "× transformers"),
+        ("share_of_first_pass", "of the encoder's first pass"),
+    ):
         order = sorted((result["mixed"][figure]["cpu"], name) for name, result in models.items())
         (low, worst), (high, best) = order[0], order[-1]
         print(f"{label}: worst {low:.2f} ({worst}), best {high:.2f} ({best})")

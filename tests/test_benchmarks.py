@@ -40,7 +40,7 @@ def test_no_rows_can_not_be_grown() -> None:
 def figures(times: float) -> dict[str, Any]:
     part = {
         "times_transformers": {"cpu": times},
-        "share_of_gigatoken": {"cpu": times / 100},
+        "share_of_first_pass": {"cpu": times / 100},
         "megabytes_per_second": {"penstock": {"cpu": times}},
         "start_up": {"cpu": 2.0},
         "equal_rows": 10,
