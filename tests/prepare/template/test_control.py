@@ -65,7 +65,6 @@ def test_control_flow_equals_jinja2(name: str) -> None:
         ("{{ v|random }}", "the filter random"),
         ("{% set x | random %}{% if not v %}{% break %}{% endif %}{% endset %}", "the filter random"),
         ("{% filter random %}{% if not v %}{% continue %}{% endif %}{% endfilter %}", "the filter random"),
-        ("{% set x = 99999999999999999999 %}", "a constant beyond what the machine holds"),
         ("{% macro f(caller=1) %}{{ caller }}{% endmacro %}{{ f() }}", "a parameter with the name caller"),
         ("{% macro f() %}{{ caller() }}{% endmacro %}{% call f() %}{{ v|random }}{% endcall %}", "the filter random"),
     ],
