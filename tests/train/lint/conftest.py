@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,13 +22,14 @@ def trl_release(pytestconfig: pytest.Config) -> Callable[[str], Path]:
         folder = pytestconfig.cache.mkdir("trl") / version
         if not folder.is_dir():
             download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", f"trl=={version}"]
-            partial = folder.with_name(f"{version}.partial")
+            partial = Path(tempfile.mkdtemp(dir=folder.parent))  # of this process: others may download the same release
             done = subprocess.run([*download, "--dest", str(partial)], capture_output=True, text=True, timeout=120)
             if done.returncode:
                 pytest.skip(f"trl {version} can't be downloaded: {done.stderr[-200:]}")
             with zipfile.ZipFile(next(partial.glob("*.whl"))) as wheel:
                 wheel.extractall(partial)
-            partial.rename(folder)
+            with contextlib.suppress(OSError):  # another process was first
+                partial.rename(folder)
         return folder
 
     return unpacked
