@@ -85,6 +85,27 @@ enum {
     TAG_COLUMNS = 3,
 };
 
+/* penstock.prepare.template.turns.Field */
+enum {
+    FIELD_NONE = 0,
+    FIELD_REASONING = 1,
+    FIELD_CONTENT = 2,
+    FIELD_CALL_NAME = 3,
+    FIELD_CALL_ARGUMENTS = 4,
+    FIELD_THOUGHT = 5,
+    FIELD_THINK_TAG = 6,
+    FIELD_TOOL_RESPONSE = 7,
+};
+
+/* penstock.prepare.template.turns.FieldColumn */
+enum {
+    FIELD_RUN_ROW = 0,
+    FIELD_RUN_LABEL = 1,
+    FIELD_RUN_START = 2,
+    FIELD_RUN_END = 3,
+    FIELD_RUN_COLUMNS = 4,
+};
+
 /* penstock.prepare.template.compiler.Reading */
 enum {
     READ_CONVERSATION = 0,

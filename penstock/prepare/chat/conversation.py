@@ -23,7 +23,11 @@ class Role(IntEnum):
 
 
 class Part(IntEnum):
-    """The part of a message's region; stored as uint8 in shards, so the numbers never change."""
+    """The part of a message's region; stored as uint8 in shards, so the numbers never change.
+
+    An assistant's body is cut into the parts from REASONING on; what prints it decides which. `BODY` is a body that is
+    not cut: of other roles, and where nothing is known about its parts.
+    """
 
     GLUE = 0
     HEADER = 1
@@ -31,6 +35,18 @@ class Part(IntEnum):
     STOP = 3
     TAIL = 4
     CONTEXT = 5  # of a message that another example of the row trains (`--turns faithful`)
+    # 6 is reserved for media
+    REASONING = 7
+    CONTENT = 8
+    CALL_NAME = 9
+    CALL_ARGUMENTS = 10  # with the braces, quotes and keys inside them
+    REASONING_MARKUP = 11  # what the template prints around reasoning
+    CALL_MARKUP = 12  # what it prints before, inside and after calls
+    EMPTY_REASONING = 13  # a block of reasoning that the template makes up
+    MARKUP = 14  # the rest, such as names of channels
+
+
+BODY_PARTS = (Part.BODY, *(part for part in Part if part >= Part.REASONING))
 
 
 ROLE_OF_NAME: dict[str, Role] = {

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +14,49 @@ from penstock.arrays import Bool, Float32, Int32, Int64, UInt8
 from penstock.errors import RowError
 from penstock.prepare.chat.conversation import Conversation
 from penstock.prepare.chat.notes import NotedRows, joined_notes
-from penstock.prepare.template.turns import Turns, joined_turns
+from penstock.prepare.template.turns import FieldColumn, Table, Turns, joined_turns
+
+
+class FieldRuns(NamedTuple):
+    """Runs of a batch: sorted, disjoint, never empty, never across texts. Offsets are absolute in its data."""
+
+    rows: Int32
+    labels: Int32
+    starts: Int64
+    ends: Int64
+
+    @classmethod
+    def of(cls, table: Table, text_starts: Int64) -> FieldRuns:
+        """The runs of a table, whose places count from the start of each text."""
+        rows = table[:, FieldColumn.ROW]
+        base = text_starts[rows].astype(np.int64)
+        starts, ends = base + table[:, FieldColumn.START], base + table[:, FieldColumn.END]
+        return cls(rows, table[:, FieldColumn.LABEL], starts, ends)
+
+    def moved(self, places: Int64, shifts: Int64) -> FieldRuns:
+        """The runs of texts that moved: each text has a new number (-1: it is left out) and a shift in bytes."""
+        kept = places[self.rows] >= 0
+        rows = self.rows[kept]
+        shift = shifts[rows]
+        return FieldRuns(
+            places[rows].astype(np.int32), self.labels[kept], self.starts[kept] + shift, self.ends[kept] + shift
+        )
+
+    def taken(self, order: Int64) -> FieldRuns:
+        """Selects runs by index."""
+        return FieldRuns(self.rows[order], self.labels[order], self.starts[order], self.ends[order])
+
+
+NO_FIELDS = FieldRuns(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def joined_fields(parts: Sequence[FieldRuns]) -> FieldRuns:
+    """The runs of several groups of texts, in order."""
+    if not parts:
+        return NO_FIELDS
+    rows, labels = np.concatenate([p.rows for p in parts]), np.concatenate([p.labels for p in parts])
+    starts, ends = np.concatenate([p.starts for p in parts]), np.concatenate([p.ends for p in parts])
+    return FieldRuns(rows, labels, starts, ends).taken(np.argsort(starts, kind="stable"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +89,7 @@ class Rendered:
     errors: dict[int, RowError] = field(default_factory=dict)
     reference: Counter[str] = field(default_factory=Counter)  # reason for using the reference -> count
     turns: Turns | None = None  # each assistant turn as inference sees it, if requested
+    fields: FieldRuns = NO_FIELDS  # which field of an assistant message printed which bytes
 
     @property
     def texts(self) -> list[bytes]:
@@ -65,6 +109,7 @@ class Rendered:
             tag_rows=rows,
             tag_starts=places,
             tag_ends=places,
+            fields=NO_FIELDS,
         )
 
 
@@ -90,6 +135,9 @@ def merge(parts: Sequence[tuple[Rendered, Sequence[int]]], conversation: Callabl
 
     span_rows, span_starts, span_ends, sort = moved("span_rows", "span_starts", "span_ends")
     tag_rows, tag_starts, tag_ends, _ = moved("tag_rows", "tag_starts", "tag_ends")
+    firsts_of = zip(parts, firsts, strict=False)
+    shifts = new_starts - old_starts
+    fields = [part.fields.moved(places[first : first + len(own)], shifts[first:]) for (part, own), first in firsts_of]
     counts = np.concatenate([np.diff(part.message_offsets) for part, _ in parts])
     offsets = np.concatenate(([0], np.cumsum(counts)))[:-1]
     messages = np.concatenate([np.arange(offsets[k], offsets[k] + counts[k]) for k in order] or [offsets])
@@ -123,6 +171,7 @@ def merge(parts: Sequence[tuple[Rendered, Sequence[int]]], conversation: Callabl
         errors={own[k]: error for part, own in parts for k, error in part.errors.items()},
         reference=sum((part.reference for part, _ in parts), Counter()),
         turns=_turns(parts),
+        fields=joined_fields(fields),
     )
 
 

@@ -268,6 +268,7 @@ def _select(rendered: Rendered, kept: list[int]) -> Rendered:
         notes={note: place[rows] for note, rows in rendered.notes.items()},
         errors={numbers[k]: error for k, error in rendered.errors.items()},
         turns=None if rendered.turns is None else rendered.turns.moved(place),
+        fields=rendered.fields.moved(place, np.zeros(len(place), np.int64)),
     )
 
 

@@ -54,6 +54,31 @@ class TagColumn(IntEnum):
     END = 2
 
 
+MARK_SHIFT = 8  # a label is a `Field`, and above its bits the number of the marked span it lies in (from 1; 0: none)
+
+
+class Field(IntEnum):
+    """A field of an assistant message, as the low bits of a label."""
+
+    NONE = 0
+    REASONING = 1  # `reasoning_content`, `reasoning`, `thinking`; parts of the content with such a type
+    CONTENT = 2
+    CALL_NAME = 3
+    CALL_ARGUMENTS = 4  # everything inside, keys included
+    THOUGHT = 5  # content between `<think>` and `</think>`, or before the first `</think>`
+    THINK_TAG = 6  # these tags themselves
+    TOOL_RESPONSE = 7  # a tool's result that an assistant message carries (`tool_responses`)
+
+
+class FieldColumn(IntEnum):
+    """The columns of a table of runs of fields; the same places as in `SpanColumn`."""
+
+    ROW = 0  # number of the conversation or turn
+    LABEL = 1
+    START = 2
+    END = 3
+
+
 class TurnState(IntFlag):
     """What the renders of a turn showed."""
 
@@ -67,7 +92,7 @@ class TurnState(IntFlag):
 
 
 REFUSED = TurnState.PROMPT_REFUSED | TurnState.TURN_REFUSED
-_WIDTHS = (len(TurnColumn), len(SpanColumn), len(TagColumn))
+_WIDTHS = (len(TurnColumn), len(SpanColumn), len(TagColumn), len(FieldColumn))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +107,14 @@ class Turns:
     data: bytes
     spans: Table  # `SpanColumn`, of the kept text of turns
     tags: Table  # `TagColumn`
+    fields: Table  # `FieldColumn`
 
     @classmethod
-    def of(cls, table: bytes, data: bytes, spans: bytes, tags: bytes) -> Turns:
+    def of(cls, table: bytes, data: bytes, spans: bytes, tags: bytes, fields: bytes = b"") -> Turns:
         """The machine's arrays."""
-        arrays = (np.frombuffer(found, np.int32) for found in (table, spans, tags))
+        arrays = (np.frombuffer(found, np.int32) for found in (table, spans, tags, fields))
         shapes = [array.reshape(-1, width) for array, width in zip(arrays, _WIDTHS, strict=True)]
-        return cls(shapes[0], data, shapes[1], shapes[2])
+        return cls(shapes[0], data, shapes[1], shapes[2], shapes[3])
 
     @property
     def kept(self) -> tuple[Int64, Int64]:
@@ -107,7 +133,7 @@ class Turns:
         """The same turns, with conversations renumbered."""
         table = self.table.copy()
         table[:, TurnColumn.ROW] = places[table[:, TurnColumn.ROW]]
-        return Turns(table, self.data, self.spans, self.tags)
+        return Turns(table, self.data, self.spans, self.tags, self.fields)
 
 
 def _without(states: Int64, flag: TurnState) -> npt.NDArray[np.bool_]:
@@ -117,15 +143,14 @@ def _without(states: Int64, flag: TurnState) -> npt.NDArray[np.bool_]:
 def joined_turns(parts: Sequence[Turns]) -> Turns:
     """The turns of several batches, whose conversation numbers already refer to the merged batch."""
     before = np.cumsum([0, *(len(part.table) for part in parts)])
-    spans, tags = [part.spans.copy() for part in parts], [part.tags.copy() for part in parts]
-    for own_spans, own_tags, first in zip(spans, tags, before[:-1], strict=True):
-        own_spans[:, SpanColumn.ROW] += first
-        own_tags[:, TagColumn.ROW] += first
+    runs = [[part.spans.copy(), part.tags.copy(), part.fields.copy()] for part in parts]
+    for own, first in zip(runs, before[:-1], strict=True):
+        for table in own:
+            table[:, 0] += first  # `ROW` of each
     return Turns(
         np.concatenate([part.table for part in parts]),
         b"".join(part.data for part in parts),
-        np.concatenate(spans),
-        np.concatenate(tags),
+        *(np.concatenate(tables) for tables in zip(*runs, strict=True)),
     )
 
 
@@ -205,7 +230,8 @@ def reference_turns(
                 data.append(turn.prompt[shared:])
             sizes = len(turn.prompt), len(turn.turn)
             table.append((row, turn.message, int(state), *sizes, flags, common, cut, shared))
-    return Turns(_table(table, TurnColumn), b"".join(data), _table(spans, SpanColumn), _table(tags, TagColumn))
+    runs = _table(spans, SpanColumn), _table(tags, TagColumn), _table([], FieldColumn)
+    return Turns(_table(table, TurnColumn), b"".join(data), *runs)
 
 
 def _both(conversation: Conversation, prompt_of: Prompt, traced: Traced) -> list[_Both]:
