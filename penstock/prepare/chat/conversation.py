@@ -67,13 +67,17 @@ def roles_of(messages: Iterable[object]) -> list[Role]:
     return [role_number(message.get("role") if isinstance(message, dict) else None) for message in messages]
 
 
+Marked = tuple[tuple[int, int], ...]  # marked spans of a text in code points: sorted, disjoint, not empty
+
+
 class Conversation(NamedTuple):
     """One normalised conversation: what a template renders, or plain texts.
 
     `texts` is set for rows without a template (plain text, string prompt and completion): they are concatenated, and
     each counts as one message of the given role; `messages` is then empty.
     `weights` has one entry per message (None if not given). `variables` are the row's own template variables. `notes`
-    record which parts of the row aren't used.
+    record which parts of the row aren't used. `spans` and `span_weights` have one entry per message (None if it has no
+    marked spans): spans of its content, or for each part of a content that is a list, and the weights of all of them.
     """
 
     messages: list[Message]
@@ -83,3 +87,5 @@ class Conversation(NamedTuple):
     texts: tuple[tuple[Role, str], ...] | None = None
     notes: tuple[Note, ...] = ()
     label: bool | None = None  # KTO: whether the answer is desirable
+    spans: tuple[Marked | tuple[Marked, ...] | None, ...] | None = None
+    span_weights: tuple[tuple[float, ...] | None, ...] | None = None
