@@ -31,8 +31,7 @@ from penstock.load.collate import Batch, Padding, packed, padded
 from penstock.load.gather import Gatherer
 from penstock.load.loader import Loader
 from penstock.load.prefetch import Prefetcher
-from penstock.load.torch_datasets import MapRows
-from penstock.load.torch_tensors import TensorConverter
+from penstock.load.torch_datasets import MapRows, TensorConverter
 from penstock.load.view import View
 from penstock.prepare.chat.conversation import Part, Role
 from penstock.prepare.encode.columns import Columns

@@ -97,6 +97,8 @@ class ViewArguments(TypedDict, total=False):
     """Keyword arguments of `dataset.view(…)`."""
 
     train_on: LossPolicy | str | None
+    parts: str
+    part_weights: Mapping[str, float]
     max_length: int | None
     overlong: Overlong | str
     regions_unknown: UnknownRegions | str

@@ -30,7 +30,7 @@ def test_no_public_class_name_is_used_twice() -> None:
 
 
 def test_exports_need_no_loader() -> None:
-    needed = {"example", "gather", "index", "options", "packing", "plan", "policy", "view", "windows"}
+    needed = {"example", "gather", "index", "options", "packing", "parts", "plan", "policy", "view", "windows"}
     for path in sorted((graph.ROOT / "exchange").rglob("*.py")):
         used = set(re.findall(r"penstock\.load\.(\w+)", path.read_text()))
         assert used <= needed, f"{path.relative_to(graph.ROOT)} imports {sorted(used - needed)}"

@@ -158,7 +158,10 @@ def _in_browser(address: str) -> Iterator[None]:
         yield
 
 
-@with_flags(LookOptions, leave_out=tuple(f.name for f in fields(LookOptions) if f.name != "train_on"))
+_OF_MASKS = ("train_on", "parts", "part_weights")
+
+
+@with_flags(LookOptions, leave_out=tuple(f.name for f in fields(LookOptions) if f.name not in _OF_MASKS))
 def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="A dataset's folder, or its key in the cache")],
     b: Annotated[str, typer.Argument(metavar="B", help="The dataset to compare it with")],
@@ -173,8 +176,9 @@ def diff(
     from penstock.look.progress import Terminal
     from penstock.look.terminal import print_comparison
 
-    policy = look_options(given).train_on or LossPolicy.ALL_ASSISTANT_MESSAGES
-    compared = compare(open_(a, cache=cache), open_(b, cache=cache), policy)
+    options = look_options(given)
+    mask = replace(options.view, train_on=options.train_on or LossPolicy.ALL_ASSISTANT_MESSAGES).mask
+    compared = compare(open_(a, cache=cache), open_(b, cache=cache), mask)
     if json:
         print(printable_json(compared.to_json()))
     else:

@@ -212,7 +212,7 @@ class ExportRows:
             columns.segment_messages[chosen],
             None if columns.segment_weights is None else columns.segment_weights[chosen],
         )
-        per_run = run_weights(part.policy, runs)
+        per_run = run_weights(part.mask, runs)
         if np.array_equal(sequences.lengths, runs.sizes):  # whole rows
             spread = runs.lengths
             trained = (per_run > 0).repeat(spread)
@@ -244,9 +244,9 @@ def _joined(arrays: list[Any]) -> Any:
 def _has_fractions(view: View) -> bool:
     for shard in range(len(view.dataset.shards.examples)):
         columns = view.dataset.shards.structure(shard)
-        if columns.segment_weights is None:
+        if columns.segment_weights is None and not view.settings.part_weights:
             continue
-        weights = run_weights(view.settings.policy, Runs.of(columns))
+        weights = run_weights(view.settings.mask, Runs.of(columns))
         if bool(((weights != 0) & (weights != 1)).any()):
             return True
     return False

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.arrays import Bool, Int64
-from penstock.load.options import LossPolicy, ViewOptions
+from penstock.load.options import LossMask, LossPolicy, ViewOptions
 from penstock.load.policy import Float32, Runs, run_weights
 from penstock.prepare.encode.columns import Columns
 from penstock.prepare.faithful.prefixes import tokens
@@ -108,11 +108,11 @@ class Cut:
 
 
 def cut_example(
-    columns: Columns, number: int, cut: Cut, policy: LossPolicy, row: RowLocation, dataset: Dataset | None = None
+    columns: Columns, number: int, cut: Cut, mask: LossMask, row: RowLocation, dataset: Dataset | None = None
 ) -> Example:
-    """Cut a window out of example `number` of a shard. The policy weights the whole row before the cut."""
+    """Cut a window out of example `number` of a shard. The mask weights the whole row before the cut."""
     runs = Runs.of(columns, number, number + 1)
-    weights = run_weights(policy, runs)
+    weights = run_weights(mask, runs)
     runs = runs._replace(ends=np.minimum(np.maximum(runs.ends, cut.start), cut.end) - cut.start)
     loss_weights = weights.repeat(runs.lengths)
     if cut.trained_from > cut.start:

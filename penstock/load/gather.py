@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from penstock.arrays import Int32, Int64, UInt8
 from penstock.errors import PenstockError
-from penstock.load.options import LossPolicy
+from penstock.load.options import LossMask
 from penstock.load.policy import Float32, Runs, UInt32, run_weights
 from penstock.load.view import Served, View
 from penstock.prepare.chat.conversation import Role
@@ -189,11 +189,11 @@ class Gatherer:
         return np.concatenate(ids, dtype=np.int64), _of_whole_rows(runs, chained) if chained else runs, places
 
     def _run_weights(self, parts: Int64, runs: Runs) -> Float32:
-        """The weight of each run by the policy of its view."""
-        policies = [part.policy for part in self.parts]
-        weights = run_weights(policies[0], runs)
-        for other in set(policies) - {policies[0]}:
-            own = np.array([policy is other for policy in policies])[parts]
+        """The weight of each run by the mask of its view."""
+        masks = [part.mask for part in self.parts]
+        weights = run_weights(masks[0], runs)
+        for other in set(masks) - {masks[0]}:
+            own = np.array([mask == other for mask in masks])[parts]
             np.copyto(weights, run_weights(other, runs), where=np.repeat(own, runs.counts))
         return weights
 
@@ -207,7 +207,7 @@ class _Part:
         self._sides = 2 if view.is_preference else 1
         self._first_examples = np.cumsum(view.dataset.shards.examples) - view.dataset.shards.examples
         self._origins: dict[int, tuple[int, int]] = {}  # by shard: its source and the offset of its row numbers
-        self.policy: LossPolicy = view.settings.policy
+        self.mask: LossMask = view.settings.mask
 
     def locate(self, items: Int64, part: int) -> tuple[Located, Int64]:
         """The sequences of these items (for pairs, all chosen, then all rejected), and the prompts of pairs."""

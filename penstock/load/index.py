@@ -8,6 +8,7 @@ of ten segments take about a second, with no Python per row; the index takes 12 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -18,7 +19,8 @@ from penstock.arrays import Bool, Int32, Int64
 from penstock.errors import RegionsUnknown, ViewError
 from penstock.load.example import named
 from penstock.load.options import HoldoutSide, LossPolicy, Overlong, UnknownRegions, ViewOptions
-from penstock.load.policy import Float32, Runs, UInt64, run_weights
+from penstock.load.parts import PART_NAMES, part_table
+from penstock.load.policy import Float32, Runs, UInt64, run_weights, tokens_by
 from penstock.load.windows import Ledger, Rows, Windows, each_row_once, row_hashes, serve
 from penstock.store.dataset import Dataset
 
@@ -94,6 +96,8 @@ def _nth_smallest(count: int, keyed: list[UInt64]) -> np.uint64:
 
 
 _NAMED: Final = 5  # rows named in an error
+_PARTS: Final = 16  # codes of parts are below
+_NOTHING: Final = np.empty(0, np.int64)
 _Compact = tuple[npt.NDArray[np.integer], Int32, Int32, Int32]
 
 
@@ -114,20 +118,23 @@ def scan(dataset: Dataset, settings: ViewOptions) -> Index:
     shards = range(len(dataset.shards.examples))
     holdout = Holdout(settings, (each_row_once(dataset.shards.structure(shard)) for shard in shards))
     bounds, found, ledger = [0], [_none(dataset)], Ledger()
-    unknown_rows, weighted = list[Int64](), False
+    unknown_rows, undivided_rows, weighted = list[Int64](), list[Int64](), False
     for shard in shards:
         columns = dataset.shards.structure(shard)
         rows = Rows.of(columns)
         part = holdout.shows(row_hashes(columns))
-        unknown = part & rows.unknown & settings.policy.needs_regions
+        unknown = part & rows.unusable(settings.mask)
         _check_lengths(dataset, settings, rows.longest, part & ~unknown, bounds[-1])
         served, counts = serve(rows, part, unknown, settings)
         found.append(_compact(served, bounds[-1]))
         ledger += counts
-        unknown_rows.append(np.flatnonzero(unknown) + bounds[-1])
+        for found_rows, which in ((unknown_rows, rows.unknown), (undivided_rows, ~rows.unknown)):
+            found_rows.append(np.flatnonzero(unknown & which) + bounds[-1])
         weighted = weighted or _any_weight(rows.runs)
         bounds.append(bounds[-1] + len(part))
-    _check_regions(dataset, settings, unknown_rows)
+    if settings.regions_unknown is UnknownRegions.ERROR:
+        _check_regions(dataset, settings, np.concatenate([*unknown_rows, _NOTHING]))
+        _check_parts(dataset, settings, np.concatenate([*undivided_rows, _NOTHING]))
     _check_weights(dataset, settings, weighted)
     numbers, starts, lengths, prompts = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
     return Index(np.array(bounds, np.int64), numbers, starts, lengths, prompts, ledger)
@@ -141,7 +148,7 @@ def trained_weights(dataset: Dataset, settings: ViewOptions, index: Index) -> Fl
         if first == last:
             continue
         runs = Runs.of(dataset.shards.structure(shard))
-        weights = run_weights(settings.policy, runs).astype(np.float64)
+        weights = run_weights(settings.mask, runs).astype(np.float64)
         lengths = runs.lengths
         ends = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
         before = np.concatenate(([0.0], np.cumsum(lengths * weights)))
@@ -152,6 +159,24 @@ def trained_weights(dataset: Dataset, settings: ViewOptions, index: Index) -> Fl
         start, end = (before[k] + (bound - ends[k]) * weights[k] for k, bound in zip(run, bounds, strict=True))
         totals[windows] = end - start
     return totals
+
+
+def with_parts(dataset: Dataset, settings: ViewOptions, index: Index) -> Ledger:
+    """The ledger, with trained and masked tokens counted by part."""
+    counts, sides = np.zeros((2, _PARTS), np.int64), 2 if dataset.is_preference else 1
+    cuts = np.searchsorted(index.rows, index.bounds).tolist()
+    for shard, (first, last) in enumerate(pairwise(cuts)):
+        runs = Runs.of(dataset.shards.structure(shard))
+        groups = runs.parts + _PARTS * (run_weights(settings.mask, runs) > 0).astype(np.uint8)
+        own, starts = sides * (index.rows[first:last] - index.bounds[shard]), index.starts[first:last].astype(np.int64)
+        for side in range(sides):
+            ends = starts + index.lengths[first:last].reshape(-1, sides)[:, side]
+            answers = np.clip(index.prompts[first:last].astype(np.int64), starts, ends) if sides == 2 else starts
+            counts += tokens_by(groups, runs, own + side, answers, ends)[: 2 * _PARTS].reshape(2, -1)
+            if sides == 2:
+                counts[0] += tokens_by(runs.parts, runs, own + side, starts, answers)[:_PARTS]
+    masked, trained = ({name: int(half[part]) for part, name in PART_NAMES.items() if half[part]} for half in counts)
+    return replace(index.ledger, trained_by_part=trained, masked_by_part=masked)
 
 
 def _none(dataset: Dataset) -> _Compact:
@@ -182,6 +207,11 @@ def _check_roles(dataset: Dataset, settings: ViewOptions) -> None:
             f"train_on={settings.policy.value!r} needs that. Use train_on='customized' for the mask that the rows "
             "came with, or 'all_tokens'."
         )
+    if dataset.recipe.get("adopted") and (settings.parts or part_table(*settings.mask[1:]).divides):
+        raise RegionsUnknown(
+            "the dataset was adopted: it records which tokens were trained, but not which parts of a message they are. "
+            "Leave parts and part_weights out."
+        )
 
 
 def _check_lengths(dataset: Dataset, settings: ViewOptions, sizes: Int64, usable: Bool, before: int) -> None:
@@ -195,16 +225,27 @@ def _check_lengths(dataset: Dataset, settings: ViewOptions, sizes: Int64, usable
         )
 
 
-def _check_regions(dataset: Dataset, settings: ViewOptions, unknown_rows: list[Int64]) -> None:
-    unknown = np.concatenate(unknown_rows) if unknown_rows else np.empty(0, np.int64)
-    if not len(unknown) or settings.regions_unknown is UnknownRegions.DROP:
-        return
-    first = ", ".join(named(dataset, int(row)) for row in unknown[:_NAMED])
-    raise RegionsUnknown(
-        f"{len(unknown)} of {len(dataset)} rows have unknown regions, but "
-        f"train_on={settings.policy.value!r} needs them: {first}{', …' if len(unknown) > _NAMED else ''}. "
-        "Drop them with regions_unknown='drop', or use train_on='all_tokens'."
-    )
+def _check_regions(dataset: Dataset, settings: ViewOptions, unknown: Int64) -> None:
+    if len(unknown):
+        raise RegionsUnknown(
+            f"{len(unknown)} of {len(dataset)} rows have unknown regions, but "
+            f"train_on={settings.policy.value!r} needs them: {_first(dataset, unknown)}. "
+            "Drop them with regions_unknown='drop', or use train_on='all_tokens'."
+        )
+
+
+def _check_parts(dataset: Dataset, settings: ViewOptions, undivided: Int64) -> None:
+    if len(undivided):
+        option = f"parts={settings.parts!r}" if settings.parts else f"part_weights={dict(settings.part_weights)}"
+        raise RegionsUnknown(
+            f"{len(undivided)} of {len(dataset)} rows have answers that are not divided into parts, but {option} needs "
+            f"that: {_first(dataset, undivided)}. Prepare the data again if an older release did, drop the rows with "
+            f"regions_unknown='drop', or leave {option.partition('=')[0]} out."
+        )
+
+
+def _first(dataset: Dataset, rows: Int64) -> str:
+    return ", ".join(named(dataset, int(row)) for row in rows[:_NAMED]) + (", …" if len(rows) > _NAMED else "")
 
 
 def _check_weights(dataset: Dataset, settings: ViewOptions, weighted: bool) -> None:

@@ -241,7 +241,7 @@ class _Producer:
         self._assemble = assemble
         self._convert = None
         if settings.framework is Framework.TORCH:
-            from penstock.load.torch_tensors import TensorConverter
+            from penstock.load.torch_datasets import TensorConverter
 
             self._convert = TensorConverter(settings.pin_memory, settings.device)
 

@@ -8,16 +8,18 @@ of `stored`, which never change.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from enum import StrEnum
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import orjson
 from annotated_types import Ge, Gt, Lt
 from blake3 import blake3
 
 from penstock.errors import UsageError
+from penstock.load.parts import part_table
 from penstock.options import option, read_options
 from penstock.ranks import Ranks, launched
 
@@ -67,6 +69,14 @@ class HoldoutSide(StrEnum):
     HELD_OUT = "held_out"
 
 
+class LossMask(NamedTuple):
+    """What decides the loss weight of a token: which messages are trained, which of their parts, and how much."""
+
+    policy: LossPolicy
+    parts: str = ""
+    weights: tuple[tuple[str, float], ...] = ()
+
+
 FORMER = {"holdout_side": "part"}  # names under which options of a view are stored, where they differ
 
 
@@ -77,6 +87,17 @@ class ViewOptions:
     train_on: LossPolicy | None = option(
         f"Loss policy: {', '.join(LossPolicy)}; default: all_assistant_messages, for KTO rows last_assistant_message, "
         "for adopted data customized"
+    )
+    parts: str = option(
+        "Parts of assistant messages to train (content,stop), or changes of the default (-reasoning,+tail); "
+        "default: body,stop",
+        "",
+    )
+    part_weights: Mapping[str, float] = option(
+        "Loss weights of parts (reasoning=0.3), multiplied with those of messages",
+        {},
+        flag="part-weight",
+        expects="names of parts, each with a number of 0 or more",
     )
     max_length: Annotated[int, Ge(1)] | None = option(
         "Longest sequence, in tokens", expects="a number of tokens of 1 or more, or None for no limit"
@@ -101,9 +122,17 @@ class ViewOptions:
         return self.train_on
 
     @property
+    def mask(self) -> LossMask:
+        """What decides the loss weights of a view, whose options are resolved."""
+        return LossMask(self.policy, self.parts, tuple(sorted(self.part_weights.items())))
+
+    @property
     def stored(self) -> dict[str, Any]:
-        """The options of a view by the names under which they are stored."""
+        """The options of a view by the names under which they are stored, newer ones only if they are given."""
         values = {**asdict(self), "train_on": self.policy}
+        for name in ("parts", "part_weights"):
+            if not values[name]:
+                del values[name]
         return {FORMER.get(name, name): value for name, value in values.items()}
 
     def digest(self, key: str) -> str:
@@ -117,6 +146,12 @@ def view_options(options: ViewArguments, base: ViewOptions | None = None) -> Vie
     settings = read_options(ViewOptions, {**asdict(base or ViewOptions()), **options}, "a view")
     if settings.holdout_side is HoldoutSide.HELD_OUT and settings.holdout is None:
         raise UsageError("holdout_side='held_out' needs a hold-out. Add holdout=0.05 (or a number of rows).")
+    if settings.train_on is LossPolicy.ALL_TOKENS and (settings.parts or settings.part_weights):
+        raise UsageError(
+            "parts and part_weights choose among parts of messages, but train_on='all_tokens' trains everything. "
+            "Use another train_on, or leave them out."
+        )
+    part_table(settings.parts, tuple(settings.part_weights.items()))
     return settings
 
 

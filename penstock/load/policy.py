@@ -1,12 +1,13 @@
-"""Loss policies: the weight of each run of tokens in the loss.
+"""Loss masks: the weight of each run of tokens in the loss.
 
 `run_weights` returns one weight per run, 0 where it is not trained. The same function handles one example and a whole
 shard, so ledgers count exactly what is served.
 
 An assistant message is trained on its body and its stop token, never on its header or on white space after the stop.
-If the row gives a message a weight, it applies to the runs that the policy trains; under `customized` it also selects
-messages of other roles. Runs that belong to no message are trained only by `all_tokens`. Context that is trained in
-another example of the row is never trained here.
+Of an assistant's message, the options `parts` and `part_weights` may choose and weight parts (`load.parts`). If the row
+gives a message a weight, it applies to the runs that the policy trains, and multiplies with that of the part; under
+`customized` it also selects messages of other roles. Runs that belong to no message are trained only by `all_tokens`.
+Context that is trained in another example of the row is never trained here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.arrays import Bool, Int32, Int64, UInt8
-from penstock.load.options import LossPolicy
+from penstock.load.options import LossMask, LossPolicy
+from penstock.load.packing import ranges
+from penstock.load.parts import EVERY_PART, part_table
 from penstock.prepare.chat.conversation import Part, Role
 from penstock.prepare.encode.columns import Columns
 from penstock.prepare.faithful.prefixes import context_parts, last_messages, row_of, segment_places, shared_segments
@@ -207,46 +210,79 @@ class Tally:
         return self._before[run] + (tokens - self._ends[run]) * self._chosen[run]
 
 
+def tokens_by(groups: UInt8, runs: Runs, rows: Int64, starts: Int64, ends: Int64) -> Int64:
+    """Tokens of each group of runs in the windows starts:ends of these rows; `groups` has a number per run."""
+    firsts, lasts = np.zeros((2, len(runs.offsets) - 1), np.uint32)
+    if len(rows) > len(firsts) or (np.bincount(rows, minlength=1) > 1).any():  # rows are split
+        at, _ = ranges(runs.offsets[rows], runs.offsets[rows + 1])
+        offsets = np.concatenate(([0], np.cumsum(runs.counts[rows])))
+        groups, runs = groups[at], runs._replace(offsets=offsets, ends=runs.ends[at])
+        firsts, lasts = starts.astype(np.uint32), ends.astype(np.uint32)
+    else:
+        firsts[rows], lasts[rows] = starts, ends
+    clipped = np.minimum(runs.ends, np.repeat(lasts, runs.counts))
+    if firsts.any():
+        offset = np.repeat(firsts, runs.counts)
+        clipped = np.maximum(clipped, offset) - offset
+    return np.bincount(groups, runs._replace(ends=clipped).lengths, minlength=256).astype(np.int64)
+
+
 # ---- policy ----------------------------------------------------------------------------------------------------------
 
 
-def run_weights(policy: LossPolicy, runs: Runs) -> Float32:
+def run_weights(mask: LossMask, runs: Runs) -> Float32:
     """The loss weight of each run."""
-    chosen = _chosen(policy, runs)
-    weights = chosen.astype(np.float32)
+    chosen, parts = _chosen(mask.policy, runs), _part_weights(mask, runs)
+    weights = parts * chosen
     if runs.weights is None:
         return weights
     given = ~np.isnan(runs.weights)
-    if policy is LossPolicy.CUSTOMIZED:
-        given &= _is_content(runs)
-    else:
+    if mask.policy is not LossPolicy.CUSTOMIZED:
         given &= chosen
-    np.copyto(weights, runs.weights, where=given)
+    np.multiply(runs.weights, parts, out=weights, where=given)
     return weights
 
 
+def undivided(mask: LossMask, runs: Runs) -> Bool:
+    """Which examples have a trained answer whose parts are needed and unknown."""
+    found = np.zeros(len(runs.offsets) - 1, np.bool_)
+    if part_table(mask.parts, mask.weights).divides:
+        bodies = runs.by(Role.ASSISTANT) & runs.of_part(Part.BODY)
+        if bodies.any():
+            whole = np.flatnonzero(bodies & (run_weights(LossMask(mask.policy), runs) > 0) & (runs.lengths > 0))
+            found[np.searchsorted(runs.offsets, whole, side="right") - 1] = True
+    return found
+
+
 def _chosen(policy: LossPolicy, runs: Runs) -> Bool:
-    """The runs that the policy trains in rows without weights."""
+    """The runs of messages that the policy trains in rows without weights."""
     assistant = runs.by(Role.ASSISTANT)
     match policy:
         case LossPolicy.ALL_ASSISTANT_MESSAGES | LossPolicy.CUSTOMIZED:
-            return assistant & _is_content(runs)
+            return assistant
         case LossPolicy.LAST_ASSISTANT_MESSAGE:
             last = runs.highest_message(assistant) if runs.last_assistants is None else runs.last_assistants
             trained: Bool = runs.messages == np.repeat(last, runs.counts)
-            return trained & assistant & _is_content(runs)
+            return trained & assistant
         case LossPolicy.LAST_ASSISTANT_TURN:
             last = runs.highest_message(runs.by(Role.USER)) if runs.last_users is None else runs.last_users
             trained = runs.messages > np.repeat(last, runs.counts)
-            return trained & assistant & _is_content(runs)
-        case LossPolicy.ALL_MESSAGES:
-            return _is_content(runs)
+            return trained & assistant
         case LossPolicy.ALL_USER_AND_SYSTEM_MESSAGES:
-            return runs.by(Role.USER, Role.SYSTEM) & _is_content(runs)
-        case LossPolicy.ALL_TOKENS:
-            return ~runs.of_part(Part.CONTEXT)
+            return runs.by(Role.USER, Role.SYSTEM)
+        case LossPolicy.ALL_MESSAGES | LossPolicy.ALL_TOKENS:
+            return np.ones(len(runs.roles), np.bool_)
 
 
-def _is_content(runs: Runs) -> Bool:
-    """Which runs are the body or the stop token of a message."""
-    return runs.of_part(Part.BODY, Part.STOP)
+def _part_weights(mask: LossMask, runs: Runs) -> Float32:
+    """The weight of each run's part, in a message that is trained."""
+    if mask.policy is LossPolicy.ALL_TOKENS:
+        return EVERY_PART[runs.parts]
+    table = part_table(mask.parts, mask.weights)
+    weights = table.assistant[runs.parts]
+    if mask.policy in _OTHERS and (mask.parts or mask.weights):
+        np.copyto(weights, table.other[runs.parts], where=runs.roles != Role.ASSISTANT)
+    return weights
+
+
+_OTHERS = (LossPolicy.ALL_MESSAGES, LossPolicy.ALL_USER_AND_SYSTEM_MESSAGES, LossPolicy.CUSTOMIZED)

@@ -27,7 +27,7 @@ from penstock.arrays import Int32, Int64
 from penstock.digests import bytes_digest
 from penstock.errors import UsageError, ViewError
 from penstock.load.example import Cut, Example, Pair, cut_example, place_of, resolved_view
-from penstock.load.index import Index, keyed_permutation, scan, trained_weights
+from penstock.load.index import Index, keyed_permutation, scan, trained_weights, with_parts
 from penstock.load.options import ViewOptions, view_options
 from penstock.load.policy import Float32
 from penstock.load.windows import Ledger, empty_view
@@ -202,7 +202,7 @@ def open_view(dataset: Dataset, options: ViewOptions) -> View:
     """A view of the dataset, scanned immediately: raises an error that names the cause if it has no examples."""
     view = View(dataset, options)
     if not len(view):
-        raise empty_view(view.ledger, view.settings)
+        raise empty_view(view.index.ledger, view.settings)
     return view
 
 
@@ -234,10 +234,10 @@ class View(Served):
         """A stable name for the dataset's content under these settings."""
         return self.settings.digest(self.dataset.key)
 
-    @property
+    @cached_property
     def ledger(self) -> Ledger:
         """Where all rows and tokens went."""
-        return self.index.ledger
+        return with_parts(self.dataset, self.settings, self.index)
 
     @property
     def lengths(self) -> Int32:
@@ -275,7 +275,7 @@ class View(Served):
         number, columns, local = self._find(item)
         start, length = int(self.index.starts[item]), int(self.index.lengths[item])
         place = place_of(self.dataset, number)
-        found = cut_example(columns, local, Cut(start, start + length), self.settings.policy, place, self.dataset)
+        found = cut_example(columns, local, Cut(start, start + length), self.settings.mask, place, self.dataset)
         return found if columns.desirable is None else replace(found, desirable=bool(columns.desirable[local]))
 
     def pair(self, index: SupportsIndex) -> Pair:
@@ -283,10 +283,10 @@ class View(Served):
         item = self._item(index)
         number, columns, local = self._find(item)
         start, prompt = int(self.index.starts[item]), int(self.index.prompts[item])
-        lengths, policy = [int(length) for length in self.index.lengths[item]], self.settings.policy
+        lengths, mask = [int(length) for length in self.index.lengths[item]], self.settings.mask
         place = place_of(self.dataset, number)
         chosen, rejected = (
-            cut_example(columns, 2 * local + side, Cut(start, start + length, prompt), policy, place, self.dataset)
+            cut_example(columns, 2 * local + side, Cut(start, start + length, prompt), mask, place, self.dataset)
             for side, length in enumerate(lengths)
         )
         return Pair(chosen, rejected, prompt - start)

@@ -15,8 +15,8 @@ import numpy as np
 
 from penstock.arrays import Bool, Int64
 from penstock.errors import UsageError, ViewError
-from penstock.load.options import HoldoutSide, Overlong, ViewOptions
-from penstock.load.policy import Runs, Tally, UInt64, run_weights
+from penstock.load.options import HoldoutSide, LossMask, Overlong, ViewOptions
+from penstock.load.policy import Runs, Tally, UInt64, run_weights, undivided
 from penstock.prepare.chat.conversation import Part, Role
 from penstock.prepare.encode.columns import Columns
 
@@ -182,6 +182,8 @@ def _message_slots(runs: Runs) -> Int64:
 #     rows   = kept + dropped (by reason)               in the view's part; `other_part` counts the rest of the dataset
 #     tokens = trained + masked + truncated + dropped   in the same rows
 #
+# Trained and masked tokens are also counted by part, in a pass of their own: the index doesn't need them.
+#
 # A row is one example, or one pair with the tokens of both sides. With `split`, a kept row may serve several examples,
 # and its chunks without a trained token count as dropped tokens.
 
@@ -190,6 +192,7 @@ class Reason(StrEnum):
     """Why a row or chunk is dropped."""
 
     REGIONS_UNKNOWN = "regions_unknown"
+    PARTS_UNKNOWN = "parts_unknown"  # an answer is not divided into the parts that the view tells apart
     OVERLONG = "overlong"
     NO_TRAINED_TOKEN = "no_trained_token"
     CHUNK_WITHOUT_TRAINED_TOKEN = "chunk_without_trained_token"  # the row serves other chunks
@@ -207,6 +210,8 @@ class Ledger:
     trained: int = 0
     masked: int = 0
     truncated: int = 0
+    trained_by_part: Mapping[str, int] = field(default_factory=dict)
+    masked_by_part: Mapping[str, int] = field(default_factory=dict)
     dropped_rows: Mapping[str, int] = field(default_factory=dict)
     dropped_tokens: Mapping[str, int] = field(default_factory=dict)
 
@@ -217,9 +222,13 @@ class Ledger:
 
     @property
     def adds_up(self) -> bool:
-        """Whether both sums hold; false indicates a bug in Penstock."""
-        rows = self.kept + sum(self.dropped_rows.values())
-        return self.rows == rows and self.tokens == self.trained + self.masked + self.truncated + self.dropped
+        """Whether all sums hold; false indicates a bug in Penstock."""
+        return (
+            self.rows == self.kept + sum(self.dropped_rows.values())
+            and self.tokens == self.trained + self.masked + self.truncated + self.dropped
+            and self.trained == sum(self.trained_by_part.values())
+            and self.masked == sum(self.masked_by_part.values())
+        )
 
     def __add__(self, other: Ledger) -> Ledger:
         return Ledger(
@@ -231,6 +240,8 @@ class Ledger:
             trained=self.trained + other.trained,
             masked=self.masked + other.masked,
             truncated=self.truncated + other.truncated,
+            trained_by_part=_sum(self.trained_by_part, other.trained_by_part),
+            masked_by_part=_sum(self.masked_by_part, other.masked_by_part),
             dropped_rows=_sum(self.dropped_rows, other.dropped_rows),
             dropped_tokens=_sum(self.dropped_tokens, other.dropped_tokens),
         )
@@ -279,10 +290,17 @@ def _explained(reason: str, count: int, settings: ViewOptions) -> str:
                 f"{count:,} have unknown regions (regions_unknown={settings.regions_unknown.value!r}): "
                 "use another template, or train_on='all_tokens'"
             )
+        case Reason.PARTS_UNKNOWN:
+            return (
+                f"{count:,} have answers that are not divided into parts "
+                f"(regions_unknown={settings.regions_unknown.value!r}): use another template, or leave out parts and "
+                "part_weights"
+            )
         case Reason.NO_TRAINED_TOKEN | Reason.CHUNK_WITHOUT_TRAINED_TOKEN:
             limit = f" within max_length={settings.max_length}" if settings.max_length is not None else ""
+            parts = f" with parts={settings.parts!r}" if settings.parts else ""
             remedy = "raise it, or use overlong='truncate_left'" if limit else "use another train_on"
-            return f"{count:,} have no token that train_on={settings.policy.value!r} trains{limit}: {remedy}"
+            return f"{count:,} have no token that train_on={settings.policy.value!r}{parts} trains{limit}: {remedy}"
 
 
 # ---- shard -----------------------------------------------------------------------------------------------------------
@@ -303,6 +321,13 @@ class Rows(NamedTuple):
         if columns.sides is None:
             return cls(columns, runs, runs.sizes, runs.unknown)
         return cls(columns, runs, runs.sizes.reshape(-1, 2), runs.unknown[0::2] | runs.unknown[1::2])
+
+    def unusable(self, mask: LossMask) -> Bool:
+        """Rows that can't be served under this mask: their regions, or parts that it tells apart, are unknown."""
+        found = undivided(mask, self.runs)
+        if self.sizes.ndim > 1:
+            found = found[0::2] | found[1::2]
+        return found | self.unknown if mask.policy.needs_regions else found
 
     @property
     def tokens(self) -> Int64:
@@ -331,7 +356,9 @@ def each_row_once(columns: Columns) -> UInt64:
 def serve(rows: Rows, part: Bool, unknown: Bool, settings: ViewOptions) -> tuple[Windows, Ledger]:
     """The windows to serve from the rows of `part`, a side of the hold-out. Rows flagged `unknown` are dropped."""
     usable = np.flatnonzero(part & ~unknown)
-    cut, trained = _cut_singles(rows, usable, settings) if rows.sizes.ndim == 1 else _cut_pairs(rows, usable, settings)
+    tally = Tally(rows.runs, run_weights(settings.mask, rows.runs) > 0)
+    cut_of = _cut_singles if rows.sizes.ndim == 1 else _cut_pairs
+    cut, trained = cut_of(rows, usable, tally, settings)
     keep = (trained if trained.ndim == 1 else trained.min(axis=1)) > 0
     served = cut.where(keep)
 
@@ -353,14 +380,16 @@ def serve(rows: Rows, part: Bool, unknown: Bool, settings: ViewOptions) -> tuple
         truncated=int(tokens[kept_rows].sum()) - int(cut_tokens[of_kept].sum()),
         dropped_rows=_counts(
             {
-                Reason.REGIONS_UNKNOWN: unknown.sum(),
+                Reason.REGIONS_UNKNOWN: (unknown & rows.unknown).sum(),
+                Reason.PARTS_UNKNOWN: (unknown & ~rows.unknown).sum(),
                 Reason.OVERLONG: overlong.sum(),
                 Reason.NO_TRAINED_TOKEN: untrained.sum(),
             }
         ),
         dropped_tokens=_counts(
             {
-                Reason.REGIONS_UNKNOWN: tokens[unknown].sum(),
+                Reason.REGIONS_UNKNOWN: tokens[unknown & rows.unknown].sum(),
+                Reason.PARTS_UNKNOWN: tokens[unknown & ~rows.unknown].sum(),
                 Reason.OVERLONG: tokens[overlong].sum(),
                 Reason.NO_TRAINED_TOKEN: tokens[untrained].sum(),
                 Reason.CHUNK_WITHOUT_TRAINED_TOKEN: cut_tokens[of_kept & ~keep].sum(),
@@ -370,9 +399,8 @@ def serve(rows: Rows, part: Bool, unknown: Bool, settings: ViewOptions) -> tuple
     return served, ledger
 
 
-def _cut_singles(rows: Rows, usable: Int64, settings: ViewOptions) -> tuple[Windows, Int64]:
+def _cut_singles(rows: Rows, usable: Int64, tally: Tally, settings: ViewOptions) -> tuple[Windows, Int64]:
     """Windows of usable rows, and the trained tokens in each."""
-    tally = Tally(rows.runs, run_weights(settings.policy, rows.runs) > 0)
     cut = windows(settings.overlong, settings.max_length, rows.sizes[usable])
     cut = cut._replace(rows=usable[cut.rows])
     trained = tally.totals[cut.rows]
@@ -382,9 +410,8 @@ def _cut_singles(rows: Rows, usable: Int64, settings: ViewOptions) -> tuple[Wind
     return cut, trained
 
 
-def _cut_pairs(rows: Rows, usable: Int64, settings: ViewOptions) -> tuple[Windows, Int64]:
+def _cut_pairs(rows: Rows, usable: Int64, tally: Tally, settings: ViewOptions) -> tuple[Windows, Int64]:
     """Windows of usable pairs, and the trained tokens after the common prompt on each side."""
-    tally = Tally(rows.runs, run_weights(settings.policy, rows.runs) > 0)
     prompts = prompt_lengths(rows.columns, rows.runs)[usable]
     cut = pair_windows(settings.overlong, settings.max_length, rows.sizes[usable], prompts)
     cut = cut._replace(rows=usable[cut.rows])

@@ -21,7 +21,7 @@ import xxhash
 from penstock.arrays import Bool, Int64
 from penstock.errors import UsageError
 from penstock.load.example import Example, place_of
-from penstock.load.options import LossPolicy
+from penstock.load.options import LossMask, LossPolicy
 from penstock.load.windows import Rows, row_hashes
 from penstock.look.survey import survey, whole
 from penstock.look.tokens import TokenBytes, example_of, safe_bytes, text_of
@@ -31,6 +31,7 @@ from penstock.store.dataset import Dataset
 _FEW: Final = 20  # changed rows described in full
 _CONTEXT: Final = 8  # tokens before the first difference
 
+_DEFAULT: Final = LossMask(LossPolicy.ALL_ASSISTANT_MESSAGES)
 UInt64 = npt.NDArray[np.uint64]
 
 
@@ -120,13 +121,13 @@ class _Matching(NamedTuple):
     added: Int64
 
 
-def compare(a: Dataset, b: Dataset, policy: LossPolicy = LossPolicy.ALL_ASSISTANT_MESSAGES) -> DatasetDiff:
+def compare(a: Dataset, b: Dataset, mask: LossMask = _DEFAULT) -> DatasetDiff:
     """Compare two datasets; the first few changed rows are described in full."""
     if a.is_preference != b.is_preference:
         raise UsageError(
             "one dataset holds preference pairs and the other single conversations; they can't be compared"
         )
-    left, right = _fingerprints(a, policy), _fingerprints(b, policy)
+    left, right = _fingerprints(a, mask), _fingerprints(b, mask)
     found = _match(left.content, right.content)
     first, second = (np.concatenate(sides) for sides in zip(found.same, found.edited, strict=True))
     order = np.argsort(second, kind="stable")
@@ -149,8 +150,8 @@ def compare(a: Dataset, b: Dataset, policy: LossPolicy = LossPolicy.ALL_ASSISTAN
         added_rows=tuple(found.added[:_FEW].tolist()),
         removed_rows=tuple(found.removed[:_FEW].tolist()),
         differences=(
-            *_describe(a, b, first[other_tokens], second[other_tokens], policy),
-            *_describe(a, b, first[other_masks], second[other_masks], policy, masks_only=True),
+            *_describe(a, b, first[other_tokens], second[other_tokens], mask),
+            *_describe(a, b, first[other_masks], second[other_masks], mask, masks_only=True),
         ),
     )
 
@@ -205,7 +206,7 @@ def _gaps(free: Int64, matched: Int64, names: Int64) -> np.ndarray[Any, Any]:
 # -- what a row is --------------------------------------------------------------------------------------------------
 
 
-def _fingerprints(dataset: Dataset, policy: LossPolicy) -> _Fingerprints:
+def _fingerprints(dataset: Dataset, mask: LossMask) -> _Fingerprints:
     content, tokens, segments, trained = [_NONE], [_NONE], [_NONE], 0
     sides = 2 if dataset.is_preference else 1
     for shard in range(len(dataset.shards)):
@@ -214,7 +215,7 @@ def _fingerprints(dataset: Dataset, policy: LossPolicy) -> _Fingerprints:
         ids, parts = _hashes(rows.columns)
         tokens.append(_joined(ids, sides))
         segments.append(_joined(parts, sides))
-        trained += int(survey(rows, whole(rows), policy).trained.sum())
+        trained += int(survey(rows, whole(rows), mask).trained.sum())
     totals = Totals(len(dataset), dataset.tokens, trained)
     return _Fingerprints(np.concatenate(content), np.concatenate(tokens), np.concatenate(segments), totals)
 
@@ -256,15 +257,15 @@ def _joined(hashes: UInt64, sides: int) -> UInt64:
 
 
 def _describe(
-    a: Dataset, b: Dataset, rows_a: Int64, rows_b: Int64, policy: LossPolicy, masks_only: bool = False
+    a: Dataset, b: Dataset, rows_a: Int64, rows_b: Int64, mask: LossMask, masks_only: bool = False
 ) -> Iterator[Difference]:
     """The first few of these rows, each with its first differing token."""
     tables = safe_bytes(a), safe_bytes(b)
     sides = 2 if a.is_preference else 1
     for row_a, row_b in zip(rows_a[:_FEW].tolist(), rows_b[:_FEW].tolist(), strict=True):
         for side in range(sides):
-            left = example_of(a, sides * row_a + side, policy)
-            right = example_of(b, sides * row_b + side, policy)
+            left = example_of(a, sides * row_a + side, mask)
+            right = example_of(b, sides * row_b + side, mask)
             at = _first_difference(left, right, masks_only)
             if at is None:
                 continue

@@ -147,6 +147,7 @@ def _of_loss(stats: Stats, settings: ViewOptions) -> list[Advice]:
 
 _TOLD = {
     Reason.REGIONS_UNKNOWN: "regions not certain",
+    Reason.PARTS_UNKNOWN: "not divided into parts",
     Reason.OVERLONG: "longer than max_length",
     Reason.NO_TRAINED_TOKEN: "nothing trained",
     Reason.CHUNK_WITHOUT_TRAINED_TOKEN: "chunk with nothing trained",

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from penstock.arrays import Int64
 from penstock.load.example import default_policy, place_of
 from penstock.load.index import Holdout
-from penstock.load.options import Overlong, UnknownRegions, ViewOptions
+from penstock.load.options import LossMask, Overlong, UnknownRegions, ViewOptions
 from penstock.load.view import Served, View
 from penstock.load.windows import Ledger, Reason, Rows, each_row_once, row_hashes
 from penstock.look.packing_fill import Fill, Limit, fills, limits
@@ -253,12 +253,12 @@ def _without_trained_token(view: View) -> tuple[Int64, Int64]:
     mute, cut, before = [_NONE], [_NONE], 0
     for shard in shards:
         rows = Rows.of(dataset.shards.read(shard))
-        missing = holdout.shows(row_hashes(rows.columns)) & ~(rows.unknown & settings.policy.needs_regions)
+        missing = holdout.shows(row_hashes(rows.columns)) & ~rows.unusable(settings.mask)
         own = np.searchsorted(view.index.rows, (before, before + len(missing)))
         missing[view.index.rows[own[0] : own[1]] - before] = False
         if settings.overlong is Overlong.DROP and settings.max_length is not None:
             missing &= rows.longest <= settings.max_length
-        trained = survey(rows, whole(rows), settings.policy).trained.reshape(len(missing), -1).min(axis=1)
+        trained = survey(rows, whole(rows), settings.mask).trained.reshape(len(missing), -1).min(axis=1)
         mute.append(np.flatnonzero(missing & (trained == 0)) + before)
         cut.append(np.flatnonzero(missing & (trained > 0)) + before)
         before += len(missing)
@@ -275,21 +275,21 @@ def _joined(arrays: list[Int64]) -> Int64:
 
 
 def _of_dataset(dataset: Dataset) -> Iterator[_Shard]:
-    sides, before, policy = 2 if dataset.is_preference else 1, 0, default_policy(dataset)
+    sides, before, mask = 2 if dataset.is_preference else 1, 0, LossMask(default_policy(dataset))
     for shard in range(len(dataset.shards.examples)):
         rows = Rows.of(dataset.shards.read(shard))
         numbers = np.arange(len(rows.unknown)) + before
-        seen = survey(rows, whole(rows), policy, bos=dataset.token_id("bos_token"))
+        seen = survey(rows, whole(rows), mask, bos=dataset.token_id("bos_token"))
         yield _shard(dataset, rows, numbers, np.repeat(numbers, sides), seen, before)
         before += len(numbers)
 
 
 def _of_view(view: View) -> Iterator[_Shard]:
-    before, policy, overlong = 0, view.settings.policy, view.settings.overlong
+    before, mask, overlong = 0, view.settings.mask, view.settings.overlong
     bos = view.dataset.token_id("bos_token")
     for shard, numbers, extents in served(view):
         rows = Rows.of(view.dataset.shards.read(shard))
-        seen = survey(rows, extents, policy, overlong, bos)
+        seen = survey(rows, extents, mask, overlong, bos)
         own = np.unique(numbers)  # a split row is one row
         yield _shard(view.dataset, rows, own, numbers, seen, before)
         before += len(rows.unknown)

@@ -16,13 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.arrays import Bool, Int64, UInt8
-from penstock.load.options import LossPolicy, Overlong
-from penstock.load.policy import Runs, Tally, run_weights
+from penstock.load.options import LossMask, Overlong
+from penstock.load.parts import part_table
+from penstock.load.policy import Runs, Tally, run_weights, tokens_by
 from penstock.load.view import View
 from penstock.load.windows import Rows, prompt_lengths
-from penstock.prepare.chat.conversation import Part, Role
+from penstock.prepare.chat.conversation import BODY_PARTS, Part, Role
 from penstock.prepare.encode.columns import Columns
 
+UInt16 = npt.NDArray[np.uint16]
+
+_UNTRAINED: Final = 255  # no role
 _MESSAGES: Final = 1 << 32  # more than any row has; separates the message numbers of different rows
 
 
@@ -53,6 +57,7 @@ class Survey(NamedTuple):
     lengths: Int64
     trained: Int64
     roles: UInt8  # of the whole row; bit r: tokens of Role r occur
+    parts: UInt16  # of the whole row; bit p: tokens of Part p occur
     flags: UInt8
     messages: Int64  # of the whole row; 0 where regions are unknown
     tokens_by_role: dict[Role, int]
@@ -84,28 +89,24 @@ def served(view: View) -> Iterator[tuple[int, Int64, Extents]]:
 
 
 def survey(
-    rows: Rows, windows: Extents, policy: LossPolicy, overlong: Overlong = Overlong.ERROR, bos: int | None = None
+    rows: Rows, windows: Extents, mask: LossMask, overlong: Overlong = Overlong.ERROR, bos: int | None = None
 ) -> Survey:
     """Survey each window; `overlong` is the policy that cut the windows."""
     runs = rows.runs
     sequences, starts, ends, trained_from = windows
-    weights = run_weights(policy, runs) > 0
+    weights = run_weights(mask, runs) > 0
     own = np.minimum(np.maximum(starts, trained_from), ends)
     trained = Tally(runs, weights).between(sequences, own, ends)
-    occurring = np.zeros(len(sequences), np.uint8)
-    tokens_by_role, trained_by_role = dict[Role, int](), dict[Role, int]()
-    for role in Role:
-        of_role = runs.by(role)
-        if of_role.any():
-            tally = Tally(runs, of_role)
-            occurring |= ((tally.totals[sequences] > 0) << role.value).astype(np.uint8)
-            tokens_by_role[role] = int(tally.between(sequences, starts, ends).sum())
-            trained_by_role[role] = int(Tally(runs, of_role & weights).between(sequences, own, ends).sum())
+    tokens, trained_tokens = (
+        tokens_by(groups, runs, sequences, first, ends)
+        for groups, first in ((runs.roles, starts), (np.where(weights, runs.roles, np.uint8(_UNTRAINED)), own))
+    )
     unknown = runs.unknown[sequences]
     messages = runs.highest_message(np.ones(len(runs.roles), np.bool_)).astype(np.int64)[sequences] + 1
     flags = np.where(trained == 0, Flag.NOTHING_TRAINED, 0)
     flags |= np.where(unknown, Flag.REGIONS_UNKNOWN, 0)
-    flags |= np.where(_without_stop(runs, weights, windows), Flag.NO_STOP, 0)
+    if part_table(mask.parts, mask.weights).assistant[Part.STOP]:  # else, it is left out on purpose
+        flags |= np.where(_without_stop(runs, weights, windows), Flag.NO_STOP, 0)
     if overlong in (Overlong.TRUNCATE, Overlong.TRUNCATE_LEFT):
         flags |= np.where(_cut_answers(runs, weights, windows), Flag.CUT_ANSWER, 0)
     if bos is not None:
@@ -113,12 +114,22 @@ def survey(
     return Survey(
         ends - starts,
         trained,
-        occurring,
+        _occurring(runs.roles, runs)[sequences].astype(np.uint8),
+        _occurring(runs.parts, runs)[sequences].astype(np.uint16),
         flags.astype(np.uint8),
         np.where(unknown, 0, messages),
-        tokens_by_role,
-        trained_by_role,
+        {role: int(tokens[role]) for role in Role if (runs.roles == role).any()},
+        {role: int(trained_tokens[role]) for role in Role if (runs.roles == role).any()},
     )
+
+
+def _occurring(values: UInt8, runs: Runs) -> Int64:
+    """Per sequence, the bits of the values that its tokens have."""
+    found, filled = np.zeros(len(runs.counts), np.int64), runs.counts > 0
+    if filled.any():
+        bits = np.where(runs.lengths > 0, np.int64(1) << values.astype(np.int64), 0)
+        found[filled] = np.bitwise_or.reduceat(bits, runs.offsets[:-1][filled])
+    return found
 
 
 def repeated(hashes: npt.NDArray[np.uint64]) -> Bool:
@@ -134,7 +145,7 @@ def _without_stop(runs: Runs, weights: Bool, windows: Extents) -> Bool:
     owner = np.repeat(np.arange(len(runs.counts)), runs.counts)
     assistant = weights & runs.by(Role.ASSISTANT) & (runs.lengths > 0)
     keys = owner * _MESSAGES + runs.messages
-    bodies = assistant & runs.of_part(Part.BODY)
+    bodies = assistant & runs.of_part(*BODY_PARTS)
     bare = bodies & ~np.isin(keys, keys[assistant & runs.of_part(Part.STOP)])
     if not bare.any():
         return np.zeros(len(windows.sequences), np.bool_)

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from penstock.errors import PenstockError
 from penstock.load.example import Cut, Example, Pair, cut_example, place_of
-from penstock.load.options import LossPolicy
+from penstock.load.options import LossMask, LossPolicy
 from penstock.load.policy import Float32, Runs, run_weights
 from penstock.prepare.chat.conversation import Part, Role
 from penstock.printable import escaped
@@ -72,6 +72,7 @@ def _escaped(char: str) -> str:
 ROLE_NAMES: Final[Mapping[Role, str]] = {role: "template" if role is Role.NONE else role.name.lower() for role in Role}
 CONTINUED: Final = "‿"  # a token that continues the character of the token before it
 TokenBytes = Sequence[bytes]
+_DEFAULT: Final = LossMask(LossPolicy.ALL_ASSISTANT_MESSAGES)
 _SPLIT: Final = 16  # tokens that share characters; more are not looked at
 
 
@@ -103,7 +104,7 @@ class MessageBlock(NamedTuple):
     hidden: int = 0  # tokens omitted to keep the page small
 
 
-def example_of(dataset: Dataset, sequence: int, policy: LossPolicy) -> Example:
+def example_of(dataset: Dataset, sequence: int, mask: LossMask) -> Example:
     """A complete token sequence of a dataset, numbered over all shards (a pair counts as two)."""
     ends = np.cumsum(dataset.shards.examples)
     shard = int(np.searchsorted(ends, sequence, side="right"))
@@ -111,13 +112,16 @@ def example_of(dataset: Dataset, sequence: int, policy: LossPolicy) -> Example:
     columns = dataset.shards.columns(shard)
     length = int(columns.id_offsets[number + 1] - columns.id_offsets[number])
     place = place_of(dataset, sequence // 2 if dataset.is_preference else sequence)
-    return cut_example(columns, number, Cut(0, length), policy, place, dataset)
+    return cut_example(columns, number, Cut(0, length), mask, place, dataset)
 
 
-def blocks(example: Example, most: int | None = None, prompt: int = 0) -> list[MessageBlock]:
-    """The messages of an example. After `most` tokens, runs are omitted and counted. The `prompt` is never trained."""
+def blocks(example: Example, most: int | None = None, prompt: int = 0, mask: LossMask = _DEFAULT) -> list[MessageBlock]:
+    """The messages of an example. After `most` tokens, runs are omitted and counted. The `prompt` is never trained.
+
+    `mask` says which parts the weights under every policy are of.
+    """
     found, left = [], len(example) if most is None else most
-    for (message, role), group in groupby(_runs(example, prompt), key=lambda run: (run.message, run.role)):
+    for (message, role), group in groupby(_runs(example, prompt, mask), key=lambda run: (run.message, run.role)):
         own, shown = list(group), list[TokenRun]()
         for run in own:
             if left > 0:
@@ -129,9 +133,9 @@ def blocks(example: Example, most: int | None = None, prompt: int = 0) -> list[M
     return found
 
 
-def _runs(example: Example, prompt: int) -> Iterator[TokenRun]:
+def _runs(example: Example, prompt: int, mask: LossMask) -> Iterator[TokenRun]:
     runs, weights = example.runs, example.loss_weights
-    policies = policy_weights(runs)
+    policies = _policy_weights(runs, mask)
     owner = np.repeat(np.arange(len(runs.roles)), runs.lengths)
     changes = np.flatnonzero((owner[1:] != owner[:-1]) | (weights[1:] != weights[:-1])) + 1
     bounds = sorted({0, *changes.tolist(), min(prompt, len(example)), len(example)})
@@ -148,11 +152,11 @@ def _runs(example: Example, prompt: int) -> Iterator[TokenRun]:
         )
 
 
-def policy_weights(runs: Runs) -> dict[LossPolicy, Float32]:
+def _policy_weights(runs: Runs, mask: LossMask) -> dict[LossPolicy, Float32]:
     """The weight of each run under every loss policy. With unknown regions, only `all_tokens` has weights."""
     known = not bool(runs.unknown.any())
     return {
-        policy: run_weights(policy, runs)
+        policy: run_weights(mask._replace(policy=policy), runs)
         if known or not policy.needs_regions
         else np.zeros(len(runs.roles), np.float32)
         for policy in LossPolicy

@@ -31,7 +31,7 @@ from penstock.load.collate import Batch, Padding, pairs
 from penstock.load.gather import Gatherer
 from penstock.load.policy import Float32
 from penstock.load.prefetch import Prefetcher
-from penstock.load.torch_tensors import TensorConverter
+from penstock.load.torch_datasets import TensorConverter
 from penstock.load.view import Served, View
 from penstock.train.metrics import write_whole
 from penstock.train.objective import Policy, pair_log_probs

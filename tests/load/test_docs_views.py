@@ -22,6 +22,13 @@ def _preferences() -> MemoryDataset:
     return MemoryDataset.of(sides, pairs=True)
 
 
+def _thinking() -> MemoryDataset:
+    parts = ((Part.HEADER, 6), (Part.REASONING_MARKUP, 7), (Part.REASONING, 20), (Part.REASONING, 21))
+    parts += ((Part.REASONING_MARKUP, 8), (Part.CONTENT, 22), (Part.CONTENT, 23), (Part.STOP, 9), (Part.TAIL, 10))
+    answer = [Piece(1, Role.ASSISTANT, part, (token,)) for part, token in parts]
+    return MemoryDataset.of([[Piece(0, Role.USER, Part.BODY, (11,)), *answer]])
+
+
 def _numbered(rows: int, first: int) -> MemoryDataset:
     return MemoryDataset.of(
         [chat((Role.USER, 1), (Role.ASSISTANT, 1), first_id=first + 10 * row) for row in range(rows)]
@@ -34,6 +41,7 @@ def test_the_examples_of_the_page_run() -> None:
         "ds": MemoryDataset.of([tool_chat(), SHORT]),
         "weighted": MemoryDataset.of([chat((Role.USER, 1), (Role.ASSISTANT, 1), weights={0: 2.0, 1: 0.5})]),
         "uncertain": MemoryDataset.of([tool_chat(), SHORT, [Piece(-1, Role.NONE, Part.GLUE, (1, 2))]]),
+        "thinking": _thinking(),
         "preferences": _preferences(),
         "many": _numbered(400, 0),
         "others": _numbered(100, 5),

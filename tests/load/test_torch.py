@@ -348,7 +348,7 @@ class FakeCuda:
             monkeypatch.setattr(torch.cuda, name, value)
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
         monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: self.recorded.append(stream.device))
-        monkeypatch.setattr("penstock.load.torch_tensors._moved", lambda tensors, device: tensors)
+        monkeypatch.setattr("penstock.load.torch_datasets._moved", lambda tensors, device: tensors)
 
     def _current_stream(self, device: Any = None) -> Any:
         return SimpleNamespace(wait_event=lambda event: self.waited.append((str(device), event)), device=str(device))

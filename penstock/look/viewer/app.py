@@ -252,9 +252,10 @@ def row_page(session: Session, request: Request) -> Response:
     source, problem = session.source_json(row)
     before, after = _neighbours(session, filters, row)
     asked = {**_asked(filters, text), "train_on": "" if policy == session.settings.policy else policy.value}
+    mask = session.settings.mask
     return _page(
         "row.html", session, f"Row {row:,}", row=row, listing=session.listing(row), policy=policy,
-        sides=[(name, blocks(example, None, prompt), _text(session, example)) for name, example, prompt in sides],
+        sides=[(name, blocks(example, None, prompt, mask), _text(session, example)) for name, example, prompt in sides],
         source=visible_text(source.encode()).replace("↵\n", "\n"), problem=problem, bytes_of=session.token_bytes,
         trained=sum(int(example.loss_mask.sum()) for _, example, _ in sides),
         before=None if before is None else link(f"/row/{before}", asked),

@@ -26,8 +26,8 @@ from penstock.look.compare import DatasetDiff, compare
 from penstock.look.options import SHARDS_OPEN, LookOptions, open_to_look
 from penstock.look.report import report_figures
 from penstock.look.survey import Extents, Flag, repeated, survey, whole
-from penstock.look.tokens import TokenBytes, example_of, safe_bytes, text_of, visible_text
-from penstock.prepare.chat.conversation import Role
+from penstock.look.tokens import ROLE_NAMES, TokenBytes, example_of, safe_bytes, text_of, visible_text
+from penstock.prepare.chat.conversation import BODY_PARTS, Role
 from penstock.prepare.encode.columns import Columns
 from penstock.store.dataset import Dataset
 
@@ -266,9 +266,7 @@ class Catalog:
         extents = whole(rows)
         if limit is not None and self._settings.overlong is Overlong.TRUNCATE:
             extents = Extents(*extents[:2], np.minimum(extents.ends, limit), extents.trained_from)
-        seen = survey(
-            rows, extents, self._settings.policy, self._settings.overlong, self._dataset.token_id("bos_token")
-        )
+        seen = survey(rows, extents, self._settings.mask, self._settings.overlong, self._dataset.token_id("bos_token"))
         sizes = rows.sizes.reshape(-1, self._sides)
         self._lengths[own] = sizes.sum(axis=1)
         self._trained[own] = seen.trained.reshape(-1, self._sides).sum(axis=1)
@@ -353,7 +351,7 @@ class Session:
         other = self.against
         if other is None:
             return None
-        return self._once("comparison", lambda: compare(self.dataset, other, self.settings.policy))
+        return self._once("comparison", lambda: compare(self.dataset, other, self.settings.mask))
 
     def plan(self, settings: PlanOptions) -> Plan:
         """A plan of batches; the last few are cached."""
@@ -367,9 +365,10 @@ class Session:
 
     def sequences(self, row: int, policy: LossPolicy) -> list[tuple[str, Example, int]]:
         """The complete sequences of a row, with the length of their common prompt."""
+        mask = self.settings.mask._replace(policy=policy)
         if not self.dataset.is_preference:
-            return [("", example_of(self.dataset, row, policy), 0)]
-        found = [example_of(self.dataset, 2 * row + side, policy) for side in (0, 1)]
+            return [("", example_of(self.dataset, row, mask), 0)]
+        found = [example_of(self.dataset, 2 * row + side, mask) for side in (0, 1)]
         prompt = self._prompt(row)
         for example in found:
             example.loss_weights[:prompt] = 0
@@ -394,11 +393,12 @@ class Session:
         """The start of the first user message and of the last assistant message, or of the whole row."""
         runs, found = example.runs, list[tuple[str, str]]()
         starts = runs.ends.astype(np.int64) - runs.lengths
-        for role, which in (("user", 0), ("assistant", -1)):
-            own = np.flatnonzero((runs.roles == {"user": 2, "assistant": 3}[role]) & (runs.parts == 2))
+        for role, which in ((Role.USER, 0), (Role.ASSISTANT, -1)):
+            own = np.flatnonzero(runs.by(role) & runs.of_part(*BODY_PARTS))
+            own = own[runs.messages[own] == runs.messages[own[which]]] if len(own) else own
             if len(own):
-                start, length = int(starts[own[which]]), int(runs.lengths[own[which]])
-                found.append((role, self._beginning(example, start, length)))
+                start = int(starts[own[0]])
+                found.append((ROLE_NAMES[role], self._beginning(example, start, int(runs.ends[own[-1]]) - start)))
         return found or [("text", self._beginning(example, 0, len(example)))]
 
     def _beginning(self, example: Example, start: int, length: int) -> str:
