@@ -64,6 +64,9 @@ static int type_bit(Value v) {
 }
 
 Value get_attribute(Machine *m, Value v, Value name, int methods) { /* v.name: the attribute comes first */
+    static const char *const usual[] = {"type",  "name",       "role",  "content",    "description", "required", "properties",
+                                        "title", "parameters", "items", "additionalProperties", "enum", "format", "anyOf",
+                                        "oneOf", "default", NULL}; /* attributes of neither ranges, views nor generators */
     const Value *found;
     switch (v.tag) {
     case DICT:
@@ -85,7 +88,7 @@ Value get_attribute(Machine *m, Value v, Value name, int methods) { /* v.name: t
         if (v.tag == LIST && v.list->is_group && IS(name, "grouper")) return v.list->v[0];
         if (v.tag == LIST && v.list->is_group && IS(name, "list")) return v.list->v[1];
         if (methods & type_bit(v)) return method_value(m, v, name);
-        if (v.tag == LIST && v.list->kind > TUPLE) give_up(m, "an attribute of a view");
+        if (v.tag == LIST && v.list->kind > TUPLE && !is_one_of(name, usual)) give_up(m, "an attribute of a view");
         return undefined();
     case NONE:
     case METHOD: return undefined();
@@ -139,10 +142,18 @@ Value get_index(Machine *m, Value v, int64_t i) {
     }
 }
 
+static bool has_only_text_keys(Machine *m, Value v) { /* of a dict; other values have no keys but numbers */
+    if (v.tag == DICT) charge(m, v.dict->n);
+    for (uint32_t i = 0; v.tag == DICT && i < v.dict->n; i++)
+        if (v.dict->e[i].key.tag != STRING) return false;
+    return v.tag == DICT || v.tag == STRING || (v.tag == LIST && v.list->kind <= RANGE);
+}
+
 Value get_item(Machine *m, Value v, Value key) {
     static const char *const methods[] = {"clear",   "copy",       "fromkeys", "get",    "items", "keys", "pop",
                                           "popitem", "setdefault", "update",   "values", NULL};
     if (is_number(key)) return get_index(m, v, key.i);
+    if (!is_numeric(key) && key.tag <= DICT && key.tag != STRING && has_only_text_keys(m, v)) return undefined();
     if (key.tag != STRING || v.tag != DICT) give_up(m, "an item by another type");
     const Value *found = look_up(m, v.dict, keyed(key));
     if (found) return *found;
