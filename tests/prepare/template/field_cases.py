@@ -233,7 +233,29 @@ EXACT = {  # rule 1
     "join": said("{{ ['a', m.content, 'b']|join(', ') }}", [("CONTENT", "Hello")]),
     "join by a field": said("{{ m.content.join(['1', '2', '3']) }}", [("CONTENT", "H"), ("CONTENT", "H")], "H"),
     "join of an attribute": called("{{ m.tool_calls|join('-', 'function.name') }}", [("CALL_NAME", "get")]),
-    "replace": said("{{ m.content.replace('l', '<>') }}", [("CONTENT", "He"), ("CONTENT", "o")]),
+    # inserted text without a label takes the one of the text that it replaces, if all of that has the same
+    "replace": said("{{ m.content.replace('l', '<>') }}", [("CONTENT", "He<><>o")]),
+    "replace in several fields": said(
+        "{{ m.content|replace('\n', '|') }}",
+        [("THINK_TAG", "<think>"), ("THOUGHT", "|why|"), ("THINK_TAG", "</think>"), ("CONTENT", "||Because")],
+        THINK,
+    ),
+    "replace across fields": said(
+        "{{ m.content.replace('k>a', 'X') }}", [("THINK_TAG", "</thin"), ("CONTENT", "b")], "</think>ab"
+    ),
+    "replace of what is no field": said(
+        "{{ ('<' ~ m.content ~ '>').replace('<', '{').replace('>', m.thinking) }}",
+        [("CONTENT", "Hello"), ("REASONING", "why")],
+        thinking="why",
+    ),
+    "replace of one field by another": said(
+        "{{ m.content.replace('l', m.thinking) }}",
+        [("CONTENT", "H"), ("REASONING", "why"), ("CONTENT", "o")],
+        "Hlo",
+        thinking="why",
+    ),
+    "replace with a limit": said("{{ m.content.replace('l', 'L', 1) }}", [("CONTENT", "HeLlo")]),
+    "replace of nothing at all": said("{{ m.content.replace('', '-') }}", [("CONTENT", "a"), ("CONTENT", "b")], "ab"),
     "replace by a field": said("{{ 'a-b'|replace('-', m.content) }}", [("CONTENT", "Hello")]),
     "replace of nothing": said("{{ m.content|replace('zz', 'y') }}", [("CONTENT", "Hello")]),
     "repeat": said("{{ m.content * 2 }}|{{ '-' * 3 }}", [("CONTENT", "HelloHello")]),
@@ -267,7 +289,9 @@ REWRITTEN = {  # rule 2
     ),
     "urlencode": said("{{ m.content|urlencode }}", [("CONTENT", "a%20b")], "a b"),
     "striptags": said("{{ m.content|striptags }}", [("CONTENT", "ab")], "a<i>b</i>"),
-    "reverse": said("{{ m.content|reverse }}{{ m.content[::2] }}", [("CONTENT", "olleHHlo")]),
+    "reverse": said(
+        "{% if m.content is string %}{{ m.content|reverse }}{{ m.content[::2] }}{% endif %}", [("CONTENT", "olleHHlo")]
+    ),
     "arguments don't count": said("{{ 'x'.center(m.content|length) }}{{ 'a\nb'|indent(m.content) }}", []),
     "length": said("{{ m.content|length }}{{ m.content == 'a' }}{{ m.content|wordcount }}", []),
     "rewritten and kept": said(
@@ -335,7 +359,7 @@ ELEMENTS = {  # rule 5
     "dictsort": shown("{% for k, v in a|dictsort %}{{ k }}:{{ v }},{% endfor %}", "a", "2", "b", "1", b=1, a=2),
     "keys": shown("{{ a.keys()|list|tojson }}", '"q"', '"r"', q=1, r=2),
     "values": shown("{{ a.values()|list|tojson }}", "1", "[true]", q=1, r=[True]),
-    "list": shown("{{ a|list|join('-') }}{{ a|first }}", "q", "r", "q", q=1, r=2),
+    "list": shown("{{ a|list|join('-') }}{{ a|first }}", "q", "rq", q=1, r=2),
     "elements": shown(
         "{% for x in a.q %}{{ x }},{% endfor %}{{ a.q|first }}|{{ a.q[-1] }}", "1", "None", "1", "None", q=[1, None]
     ),
