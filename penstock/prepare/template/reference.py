@@ -23,11 +23,11 @@ from penstock.prepare.chat.conversation import Conversation, Message, Role, role
 from penstock.prepare.chat.formats import REASONING_KEYS
 from penstock.prepare.chat.notes import Note
 from penstock.prepare.template.printed import MessageFlag, Shown, flags_of, shows_documents, shows_tools, used_keys
-from penstock.prepare.template.provenance import Span
-from penstock.prepare.template.rendered import Rendered
+from penstock.prepare.template.rendered import FieldRuns, Rendered
 from penstock.prepare.template.sandbox import Sandbox, is_generation
-from penstock.prepare.template.tracer import Trace, Tracer
-from penstock.prepare.template.turns import SpanColumn, TagColumn, TracedText, Turns, reference_turns
+from penstock.prepare.template.tracing.provenance import Span
+from penstock.prepare.template.tracing.tracer import Marks, Trace, Tracer
+from penstock.prepare.template.turns import FieldColumn, SpanColumn, TagColumn, TracedText, Turns, reference_turns
 
 # ---- batches
 
@@ -44,6 +44,7 @@ class BatchCollector:
         self._known: list[bool] = []
         self._spans: list[tuple[int, int, int, int]] = []
         self._tags: list[tuple[int, int, int]] = []
+        self._fields: list[tuple[int, int, int, int]] = []
         self._offsets: list[int] = [0]
         self._roles: list[Role] = []
         self._flags: list[int] = []
@@ -54,11 +55,13 @@ class BatchCollector:
         """Add a row; `trace` is None if its regions are unknown."""
         spans: list[Span] = []
         tags: list[tuple[int, int]] = []
+        fields: list[tuple[int, int, int]] = []
         if trace is not None:
-            ends = chain(*((span.start, span.end) for span in trace.spans), *trace.generations)
-            at = byte_offsets(text, data, ends)
+            runs = chain(trace.spans, trace.fields)
+            at = byte_offsets(text, data, chain(*((start, end) for _, start, end in runs), *trace.generations))
             spans = [Span(span.message, at[span.start], at[span.end]) for span in trace.spans]
             tags = [(at[start], at[end]) for start, end in trace.generations]
+            fields = [(label, at[start], at[end]) for label, start, end in trace.fields]
         printed = [b""] * len(conversation.messages)
         for number, start, end in spans:
             printed[number] += data[start:end]
@@ -70,7 +73,7 @@ class BatchCollector:
             self._notes.setdefault(Note.TOOLS_DROPPED, []).append(len(self._ends))
         if conversation.variables and not shows_documents(conversation.variables, data):
             self._notes.setdefault(Note.DOCUMENTS_DROPPED, []).append(len(self._ends))
-        self._add_row(data, trace is not None, spans, tags)
+        self._add_row(data, trace is not None, spans, tags, fields)
 
     def add_texts(self, texts: Iterable[tuple[Role, str]]) -> None:
         """Add a row without a template: each text counts as a message."""
@@ -81,23 +84,31 @@ class BatchCollector:
                 places.append(Span(number, size, size + len(encoded[-1])))
             size += len(encoded[-1])
             self._add_message(role, MessageFlag.CONTENT_PRINTED)
-        self._add_row(b"".join(encoded), True, places, [])
+        self._add_row(b"".join(encoded), True, places)
 
     def add_error(self, conversation: Conversation, error: RowError) -> None:
         """Add a row that the template refused."""
         self._errors[len(self._ends)] = error
         for role in roles_of(conversation.messages):
             self._add_message(role, MessageFlag(0))
-        self._add_row(b"", True, [], [])
+        self._add_row(b"", True)
 
     def _add_message(self, role: Role, flags: MessageFlag) -> None:
         self._roles.append(role)
         self._flags.append(flags.value)
 
-    def _add_row(self, data: bytes, known: bool, spans: list[Span], tags: list[tuple[int, int]]) -> None:
+    def _add_row(
+        self,
+        data: bytes,
+        known: bool,
+        spans: Iterable[Span] = (),
+        tags: Iterable[tuple[int, int]] = (),
+        fields: Iterable[tuple[int, int, int]] = (),
+    ) -> None:
         row, base = len(self._ends), self._size
         self._spans += [(row, message, base + start, base + end) for message, start, end in spans]
         self._tags += [(row, base + start, base + end) for start, end in tags]
+        self._fields += [(row, label, base + start, base + end) for label, start, end in fields]
         self._texts.append(data)
         self._size += len(data)
         self._ends.append(self._size)
@@ -108,6 +119,7 @@ class BatchCollector:
         """The collected batch."""
         spans = np.array(self._spans, np.int64).reshape(-1, len(SpanColumn))
         tags = np.array(self._tags, np.int64).reshape(-1, len(TagColumn))
+        fields = np.array(self._fields, np.int64).reshape(-1, len(FieldColumn))
         return Rendered(
             data=b"".join(self._texts),
             text_ends=np.array(self._ends, np.int64),
@@ -126,6 +138,12 @@ class BatchCollector:
             notes={note: np.array(rows, np.int64) for note, rows in self._notes.items()},
             errors=self._errors,
             reference=self.reference,
+            fields=FieldRuns(
+                fields[:, FieldColumn.ROW].astype(np.int32),
+                fields[:, FieldColumn.LABEL].astype(np.int32),
+                fields[:, FieldColumn.START].copy(),
+                fields[:, FieldColumn.END].copy(),
+            ),
         )
 
 
@@ -200,7 +218,7 @@ class Reference:
                 batch.add_error(conversation, refusal(error))
                 continue
             batch.reference[why] += 1
-            batch.add(conversation, text, data, self._trace(context, text))
+            batch.add(conversation, text, data, self._trace(context, text, conversation.spans))
         return batch.rendered()
 
     def turns(self, conversations: Sequence[Conversation | None]) -> Turns:
@@ -221,7 +239,9 @@ class Reference:
             columns = found.span_messages, found.span_starts, found.span_ends
             spans = map(Span, *(column.tolist() for column in columns))
             tags = zip(found.tag_starts.tolist(), found.tag_ends.tolist(), strict=True)
-            return TracedText(found.data, list(spans) if found.known[0] else None, list(tags))
+            runs = (found.fields.labels, found.fields.starts, found.fields.ends)
+            fields = list(zip(*(column.tolist() for column in runs), strict=True))
+            return TracedText(found.data, list(spans) if found.known[0] else None, list(tags), fields)
 
         return reference_turns(conversations, prompt, traced, self._used_keys)
 
@@ -240,16 +260,19 @@ class Reference:
         except TemplateError:
             return None
 
-    def _trace(self, context: Mapping[str, Any], text: str) -> Trace | None:
+    def _trace(self, context: Mapping[str, Any], text: str, marks: Marks) -> Trace | None:
         """Which message printed what; None if that is uncertain."""
         if self._traced is None:
             return None
         tracer, template = self._traced
-        try:
-            trace = tracer.trace(template, context)
-        except Exception:
-            return None  # the plain render succeeded, so the row is fine
-        return trace if trace.known and trace.text == text else None
+        for only_text in (False, True):  # labels of numbers and the like must not change the text
+            try:
+                trace = tracer.trace(template, context, marks, only_text)
+            except Exception:
+                continue  # the plain render succeeded, so the row is fine
+            if trace.text == text:
+                return trace if trace.known else None
+        return None
 
 
 def check_types(messages: Sequence[Any], tools: Sequence[Any] | None) -> None:

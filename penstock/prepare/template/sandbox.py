@@ -233,10 +233,31 @@ class _Generator(CodeGenerator):
             self.writeline(f"{name} = environment.{own}")
 
 
+class MeteredFormatter(SandboxedFormatter):
+    """`str.format`, charging for each field before it is formatted."""
+
+    _env: Sandbox
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        if conversion is not None:
+            self._env.budget.allocate(2 * self._env.budget.estimate(value))
+        return super().convert_field(value, conversion)
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        self._env.budget.allocate(self._env.budget.estimate(value) + costs.numbers_in(format_spec))
+        return super().format_field(value, format_spec)
+
+
+class _MeteredEscapeFormatter(MeteredFormatter, SandboxedEscapeFormatter):
+    """`Markup.format`, charging for each field before it is formatted."""
+
+
 class Sandbox(ImmutableSandboxedEnvironment):
     """transformers' environment, with a budget for each render."""
 
     code_generator_class = _Generator
+    formatter: type[MeteredFormatter] = MeteredFormatter
+    whole_text: Callable[[Any], str] = staticmethod(str)  # of a container
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
 
     def __init__(self, date: datetime.date) -> None:
@@ -302,9 +323,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """`str(value)`, for printed expressions."""
         if type(value) is str:
             return value
-        if not isinstance(value, _CHEAP_TO_PRINT):
-            self.budget.allocate(self.budget.estimate(value))
-        return str(value)
+        if isinstance(value, _CHEAP_TO_PRINT):
+            return str(value)
+        self.budget.allocate(self.budget.estimate(value))
+        return self.whole_text(value)
 
     def escape(self, value: Any) -> Markup:
         """`escape(value)`, for printed expressions inside `{% autoescape true %}`."""
@@ -375,14 +397,16 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if isinstance(template, Markup):
             formatter = _MeteredEscapeFormatter(self, escape=template.escape)
         else:
-            formatter = _MeteredFormatter(self)
+            formatter = self.formatter(self)
 
         def format(*args: Any, **kwargs: Any) -> str:
             if value.__name__ == "format_map":
                 if kwargs or len(args) != 1:
                     raise TypeError(f"format_map() takes exactly one argument ({len(args) + len(kwargs)} given)")
-                return type(template)(formatter.vformat(template, (), args[0]))
-            return type(template)(formatter.vformat(template, args, kwargs))
+                text: str = formatter.vformat(template, (), args[0])
+            else:
+                text = formatter.vformat(template, args, kwargs)
+            return type(template)(text) if isinstance(template, Markup) else text
 
         return format
 
@@ -445,25 +469,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
     @jinja2.pass_context
     def sliced(self, _: Context, value: Any, start: Any, stop: Any, step: Any) -> Any:
         return self.budget.result(value[start:stop:step])
-
-
-class _MeteredFormatter(SandboxedFormatter):
-    """`str.format`, charging for each field before it is formatted."""
-
-    _env: Sandbox
-
-    def convert_field(self, value: Any, conversion: Any) -> Any:
-        if conversion is not None:
-            self._env.budget.allocate(2 * self._env.budget.estimate(value))
-        return super().convert_field(value, conversion)
-
-    def format_field(self, value: Any, format_spec: str) -> Any:
-        self._env.budget.allocate(self._env.budget.estimate(value) + costs.numbers_in(format_spec))
-        return super().format_field(value, format_spec)
-
-
-class _MeteredEscapeFormatter(_MeteredFormatter, SandboxedEscapeFormatter):
-    """`Markup.format`, charging for each field before it is formatted."""
 
 
 def charge(cost: costs.Cost, budget: Budget, /, *args: Any, **kwargs: Any) -> None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from penstock.arrays import Int64
 from penstock.prepare.chat.conversation import Conversation
 from penstock.prepare.template.printed import Shown, flags_of
-from penstock.prepare.template.provenance import Span
+from penstock.prepare.template.tracing.provenance import Span
 
 Table = npt.NDArray[np.int32]
 
@@ -158,11 +158,12 @@ def joined_turns(parts: Sequence[Turns]) -> Turns:
 
 
 class TracedText(NamedTuple):
-    """A text with its spans, None if they are uncertain, and its `{% generation %}` blocks."""
+    """A text with its spans, None if they are uncertain, its `{% generation %}` blocks and its fields."""
 
     data: bytes
     spans: list[Span] | None
     tags: list[tuple[int, int]]
+    fields: list[tuple[int, int, int]]  # label, start, end
 
 
 Prompt = Callable[[Conversation, int], bytes | None]  # the first messages with a generation prompt; None: refused
@@ -180,7 +181,7 @@ class _Both(NamedTuple):
         return self.shown.data
 
 
-_NOTHING = TracedText(b"", None, [])
+_NOTHING = TracedText(b"", None, [], [])
 
 
 def reference_turns(
@@ -190,6 +191,7 @@ def reference_turns(
     table: list[tuple[int, ...]] = []
     spans: list[tuple[int, int, int, int]] = []
     tags: list[tuple[int, int, int]] = []
+    fields: list[tuple[int, int, int, int]] = []
     data: list[bytes] = []
     for row, conversation in enumerate(conversations):
         if conversation is None:
@@ -201,7 +203,7 @@ def reference_turns(
         else:
             whole = traced(conversation, len(conversation.messages)) or _NOTHING
         is_whole = base is None or whole.data.startswith(base.turn)
-        root, root_spans, _ = whole if is_whole or base is None else base.shown
+        root, root_spans, *_ = whole if is_whole or base is None else base.shown
         for turn in found:
             state, common, cut, flags = turn.state, 0, 0, 4
             if not state & REFUSED:
@@ -220,6 +222,7 @@ def reference_turns(
                     number = len(table)
                     spans += [(number, *span) for span in shown.spans or () if span.start >= cut]
                     tags += [(number, start, end) for start, end in shown.tags if end > cut]
+                    fields += [(number, label, max(start, cut), end) for label, start, end in shown.fields if end > cut]
                     data.append(turn.turn[cut:])
                 own = [shown.data[s.start : s.end] for s in shown.spans or () if s.message == turn.message]
                 printed = b"".join(own) if shown.spans is not None else shown.data
@@ -230,7 +233,7 @@ def reference_turns(
                 data.append(turn.prompt[shared:])
             sizes = len(turn.prompt), len(turn.turn)
             table.append((row, turn.message, int(state), *sizes, flags, common, cut, shared))
-    runs = _table(spans, SpanColumn), _table(tags, TagColumn), _table([], FieldColumn)
+    runs = _table(spans, SpanColumn), _table(tags, TagColumn), _table(fields, FieldColumn)
     return Turns(_table(table, TurnColumn), b"".join(data), *runs)
 
 

@@ -9,14 +9,18 @@
 Loops insert marks into the printed strings. Marks are empty strings, so the text never changes. Each buffer (the
 template itself, a macro, a `{% set %}` block) is resolved separately, and its text carries the resolved spans. The cost
 is linear in the number of spans.
+
+Text of assistants also has labels, which say from which field it comes. They are independent of ownership.
 """
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from operator import itemgetter
 from typing import Any, Final, NamedTuple, SupportsIndex
 
 from markupsafe import Markup
@@ -27,53 +31,54 @@ from penstock.prepare.template.budget import Budget
 
 SPAN: Final = 128  # cost of a new span, in characters
 _END: Final = 1 << 62
+_END_OF: Final = itemgetter(1)  # of a span
 
 
 class TracedSpan(NamedTuple):
-    """A run of characters that belongs to one message."""
+    """A run of characters that belongs to one message, or has one label."""
 
     start: int
     end: int
-    message: int
+    message: int  # or the label, see `turns.Field`
     looped: bool = False  # printed by an iteration of a loop over messages
 
 
 class Traced(str):
-    """A string with the spans that belong to messages: sorted, disjoint and never empty.
+    """A string with the spans that belong to messages, and those with labels: sorted, disjoint and never empty.
 
-    Operations that slice or join it keep the origin of every character; operations that rewrite characters (`upper`,
-    `tojson`, `%`, …) return a plain string. A span costs about a microsecond, which is charged to the render's budget.
+    Operations that slice or join it keep the origin of every character. Operations that rewrite characters (`upper`,
+    `tojson`, `%`, …) return a string without owners, and with a label only if the whole string has it. A span costs
+    about a microsecond, which is charged to the render's budget.
     """
 
-    __slots__ = ("budget", "spans")
+    __slots__ = ("budget", "labels", "spans")
     spans: tuple[TracedSpan, ...]
+    labels: tuple[TracedSpan, ...]
     budget: Budget | None
 
-    def __new__(cls, text: str = "", spans: Iterable[TracedSpan] = (), budget: Budget | None = None) -> Traced:
-        self = super().__new__(cls, text)
-        self.spans, self.budget = tuple(spans), budget
+    def __new__(
+        cls,
+        text: str = "",
+        spans: Iterable[TracedSpan] = (),
+        budget: Budget | None = None,
+        labels: Iterable[TracedSpan] = (),
+    ) -> Traced:
+        self = str.__new__(cls, text)
+        self.spans, self.budget, self.labels = tuple(spans), budget, tuple(labels)
         return self
 
     def __str__(self) -> str:
         return self  # so that printing keeps the spans
 
-    def spans_between(self, start: int, end: int, to: int = 0) -> Iterator[TracedSpan]:
-        """The spans of a part, shifted to begin at `to`."""
-        shift = to - start
-        for number in range(bisect_right(self.spans, start, key=_end_of), len(self.spans)):
-            first, last, message, looped = self.spans[number]
-            if first >= end or start == end:
-                break
-            yield TracedSpan(max(first, start) + shift, min(last, end) + shift, message, looped)
-
     def cut(self, start: int, end: int) -> Traced:
         """The characters from start to end."""
         if start <= 0 and end >= len(self):
             return self
-        spans = tuple(self.spans_between(start, end))
+        spans = tuple(spans_between(self.spans, start, end))
+        labels = tuple(spans_between(self.labels, start, end)) if self.labels else ()
         if self.budget is not None:
-            self.budget.allocate(SPAN * (len(spans) + 1))
-        return Traced(str.__getitem__(self, slice(start, end)), spans, self.budget)
+            self.budget.allocate(SPAN * (len(spans) + len(labels) + 1))
+        return Traced(str.__getitem__(self, slice(start, end)), spans, self.budget, labels)
 
     def _cut_all(self, texts: Iterable[str], gap: int = 0) -> list[str]:
         """Cuts out consecutive texts, with `gap` characters between them."""
@@ -89,12 +94,15 @@ class Traced(str):
     def __getitem__(self, key: SupportsIndex | slice[Any, Any, Any]) -> str:
         if isinstance(key, slice):
             start, end, step = key.indices(len(self))
-            return self.cut(start, max(start, end)) if step == 1 else str.__getitem__(self, key)
+            return self.cut(start, max(start, end)) if step == 1 else relabelled(self, str.__getitem__(self, key))
         str.__getitem__(self, key)  # raises the usual errors
         index = key.__index__() % len(self)
         return self.cut(index, index + 1)
 
     def __iter__(self) -> Iterator[str]:
+        if self.labels:
+            yield from (self.cut(index, index + 1) for index in range(len(self)))
+            return
         position = 0
         for start, end, message, looped in self.spans:
             yield from str.__getitem__(self, slice(position, start))
@@ -148,13 +156,19 @@ class Traced(str):
         before, found, after = self._cut_all(str.rpartition(self, sep))
         return before, found, after
 
-    # ---- sums
+    # ---- sums; `Markup` escapes the other operand
 
     def __add__(self, other: str, /) -> str:
-        return concat((self, other)) if _joins(other) else NotImplemented
+        return NotImplemented if isinstance(other, Markup) or not isinstance(other, str) else concat((self, other))
 
     def __radd__(self, other: str, /) -> str:
-        return concat((other, self)) if _joins(other) else NotImplemented
+        return NotImplemented if isinstance(other, Markup) or not isinstance(other, str) else concat((other, self))
+
+    def __mul__(self, times: SupportsIndex, /) -> str:
+        made = str.__mul__(self, times)
+        return concat([without_owners(self)] * times.__index__()) if made and self.labels else made
+
+    __rmul__ = __mul__
 
     def join(self, iterable: Iterable[str], /) -> str:
         items = list(iterable)
@@ -162,22 +176,53 @@ class Traced(str):
         return concat(part for number, item in enumerate(items) for part in ((self, item) if number else (item,)))
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
+        """Replaces text; new text without a label takes the one that all of the replaced text has."""
         str.replace(self, old, new, count)  # raises the usual errors
         times = count.__index__()
         if not old:
             return traced(new).join(self._characters(times))
-        added, position = traced(new), 0
+        inserted = added = traced(new)
+        position = 0
         parts: list[tuple[str, int, int]] = []
         for kept in str.split(self, old, times):
             parts.append((self, position, len(kept)))
-            parts.append((added, 0, len(added)))
             position += len(kept) + len(old)
+            if self.labels and not added.labels and new:
+                label = label_of(self.cut(position - len(old), position))
+                inserted = Traced(new, added.spans, self.budget, (TracedSpan(0, len(new), label),) if label else ())
+            parts.append((inserted, 0, len(new)))
         return _assemble(parts[:-1])
 
     def _characters(self, count: int) -> list[str]:
         """The texts between which `replace("", …)` inserts: single characters, then the rest."""
         times = min(count, len(self) + 1) if count >= 0 else len(self) + 1
         return ["", *(self[index] for index in range(times - 1)), self.cut(times - 1, _END)] if times else [self]
+
+
+def _rewriting(name: str) -> Callable[..., str]:
+    method = getattr(str, name)
+
+    @functools.wraps(method)
+    def rewrite(self: Traced, *args: Any, **kwargs: Any) -> str:
+        return relabelled(self, method(self, *args, **kwargs))
+
+    return rewrite
+
+
+for _name in (
+    *("capitalize", "casefold", "center", "expandtabs", "ljust", "lower", "rjust", "swapcase", "title", "translate"),
+    *("upper", "zfill"),
+):
+    setattr(Traced, _name, _rewriting(_name))
+
+
+def spans_between(spans: Sequence[TracedSpan], start: int, end: int) -> Iterator[TracedSpan]:
+    """The spans of a part, counted from its start."""
+    for number in range(bisect_right(spans, start, key=_END_OF), len(spans)):
+        first, last, message, looped = spans[number]
+        if first >= end or start == end:
+            break
+        yield TracedSpan(max(first, start) - start, min(last, end) - start, message, looped)
 
 
 def concat(parts: Iterable[str]) -> Traced:
@@ -188,24 +233,37 @@ def concat(parts: Iterable[str]) -> Traced:
 def _assemble(parts: list[tuple[str, int, int]]) -> Traced:
     """Joins parts (string, start, length); the spans of a complete first part are reused."""
     spans: list[TracedSpan] = []
+    labels: list[TracedSpan] = []
     texts: list[str] = []
     budget = None
-    size = 0
+    size = reused = 0
     for text, start, length in parts:
         whole = length == len(text)
         texts.append(text if whole else str.__getitem__(text, slice(start, start + length)))
-        if isinstance(text, Traced) and text.spans:
+        if isinstance(text, Traced) and (text.spans or text.labels):
             budget = budget or text.budget
-            if whole and not size:
+            if not size and whole:
                 spans += text.spans
+                labels += text.labels
+                reused = len(spans) + len(labels)
+            elif whole:
+                add_shifted(spans, text.spans, size)
+                if text.labels:
+                    add_shifted(labels, text.labels, size)
             else:
-                for span in text.spans_between(start, start + length, size):
-                    add_span(spans, span)
+                add_shifted(spans, spans_between(text.spans, start, start + length), size)
+                add_shifted(labels, spans_between(text.labels, start, start + length), size)
         size += length
     if budget is not None:
-        reused = len(parts[0][0].spans) if isinstance(parts[0][0], Traced) else 0
-        budget.allocate(len(spans) + max(0, len(spans) - reused) * SPAN)
-    return Traced("".join(texts), spans, budget)
+        count = len(spans) + len(labels)
+        budget.allocate(count + max(0, count - reused) * SPAN)
+    return Traced("".join(texts), spans, budget, labels)
+
+
+def add_shifted(spans: list[TracedSpan], more: Iterable[TracedSpan], shift: int) -> None:
+    """Appends spans of a text that is appended at this place."""
+    for start, end, message, looped in more:
+        add_span(spans, TracedSpan(start + shift, end + shift, message, looped))
 
 
 def add_span(spans: list[TracedSpan], span: TracedSpan) -> None:
@@ -237,13 +295,28 @@ def trace(value: Any, message: int, budget: Budget) -> Any:
     return value
 
 
-def _end_of(span: TracedSpan) -> int:
-    return span.end
+# ---- labels
 
 
-def _joins(other: object) -> bool:
-    """Whether `+` is plain concatenation; `Markup` escapes the other operand."""
-    return isinstance(other, str) and not isinstance(other, Markup)
+def labelled(text: str, label: int, budget: Budget | None) -> str:
+    """A text without an owner and, unless the label is 0, with a label."""
+    return Traced(text, (), budget, (TracedSpan(0, len(text), label),)) if label and text else str.__str__(text)
+
+
+def relabelled(original: Traced, text: str) -> str:
+    """A text that was made from the characters of another one."""
+    return labelled(text, label_of(original), original.budget)
+
+
+def label_of(text: Traced) -> int:
+    """The label that the whole text has, or 0."""
+    start, end, label, _ = text.labels[0] if text.labels else (0, 0, 0, False)
+    return label if start == 0 and end == len(text) else 0
+
+
+def without_owners(text: str) -> str:
+    """A text with its labels only."""
+    return Traced(text, (), text.budget, text.labels) if isinstance(text, Traced) and text.labels else str.__str__(text)
 
 
 # ---- ownership
@@ -270,11 +343,6 @@ class Loop:
     """A loop that is running."""
 
     iteration: Iteration | None = None
-
-    @property
-    def message(self) -> int | None:
-        """The message that owns the current iteration."""
-        return None if self.iteration is None else self.iteration.message
 
 
 class Event(Enum):
@@ -320,6 +388,7 @@ class Buffer:
     generations: list[tuple[int, int]] = field(default_factory=list)
     _texts: list[str] = field(default_factory=list)
     _spans: list[TracedSpan] = field(default_factory=list)
+    _labels: list[TracedSpan] = field(default_factory=list)
     _size: int = 0
     _open: list[_Open] = field(default_factory=list)
     _starts: list[int] = field(default_factory=list)  # of generation blocks
@@ -332,13 +401,14 @@ class Buffer:
             else:
                 self._texts.append(chunk)
                 if isinstance(chunk, Traced):
-                    budget.allocate(SPAN * len(chunk.spans))
-                    for start, end, message, looped in chunk.spans:
-                        add_span(self._spans, TracedSpan(start + self._size, end + self._size, message, looped))
+                    budget.allocate(SPAN * (len(chunk.spans) + len(chunk.labels)))
+                    add_shifted(self._spans, chunk.spans, self._size)
+                    if chunk.labels:
+                        add_shifted(self._labels, chunk.labels, self._size)
                 self._size += len(chunk)
         while self._open:
             self._close()
-        return Traced("".join(self._texts), self._spans, budget)
+        return Traced("".join(self._texts), self._spans, budget, self._labels)
 
     def _read(self, mark: Mark) -> None:
         match mark.event:
@@ -388,7 +458,7 @@ def claim_statement(text: Traced) -> Traced:
     if len({span.message for span in text.spans}) != 1:
         return text
     looped = any(span.looped for span in text.spans)
-    return Traced(text, [TracedSpan(0, len(text), text.spans[0].message, looped)], text.budget)
+    return Traced(text, [TracedSpan(0, len(text), text.spans[0].message, looped)], text.budget, text.labels)
 
 
 def owned_spans(traced_spans: Iterable[TracedSpan], assistants: Sequence[bool]) -> list[Span]:
