@@ -13,7 +13,7 @@ from penstock.prepare.template.bytecode import Starred, Takes
 from penstock.prepare.template.compiler import Reading
 from penstock.prepare.template.names import AttributeOf
 from penstock.prepare.template.printed import MessageFlag
-from penstock.prepare.template.turns import Field, FieldColumn, SpanColumn, TagColumn, TurnColumn, TurnState
+from penstock.prepare.template.turns import MARK_SHIFT, Field, FieldColumn, SpanColumn, TagColumn, TurnColumn, TurnState
 from penstock.prepare.tokenizer.vocabulary import PieceKind, Rule
 
 SHARED = {
@@ -54,6 +54,7 @@ def generated() -> str:
             values["COLUMNS"] = len(enum)
         members = "".join(f"    {prefix}_{name} = {value},\n" for name, value in values.items())
         enums.append(f"/* {enum.__module__}.{enum.__name__} */\nenum {{\n{members}}};\n")
+    enums.append(f"/* penstock.prepare.template.turns.MARK_SHIFT */\nenum {{ MARK_SHIFT = {MARK_SHIFT} }};\n")
     return "\n".join((_HEAD, *enums, "#endif\n"))
 
 

@@ -281,7 +281,7 @@ class TemplateCheck:
             number for number, status in enumerate(batch.status) if status in (RowStatus.RENDERED, RowStatus.REFUSED)
         ]
         expected = facts_of(self.reference.render([chats[number] for number in served]))
-        turns = turn_facts(Turns.of(*batch[-4:]))
+        turns = turn_facts(Turns.of(*batch[-5:]))
         counts["given up"] += len(chats) - len(served)
         for number, facts in zip(served, expected, strict=True):
             own = machine_facts(batch, number)

@@ -65,11 +65,13 @@ class RenderedBatch(NamedTuple):
     roles: bytes  # (uint8) of messages, `Role`
     flags: bytes  # (uint8) of messages, `MessageFlag`
     weights: bytes  # (float32) of messages; empty if no row has any
+    fields: bytes  # (int32) text that one field of an assistant's message printed, `FieldColumn`
     # of `render_turns`; see `penstock.prepare.template.turns.Turns`
     turns: bytes = b""  # (int32) `TurnColumn`
     turn_texts: bytes = b""
     turn_spans: bytes = b""  # (int32) `SpanColumn`
     turn_tags: bytes = b""  # (int32) `TagColumn`
+    turn_fields: bytes = b""  # (int32) `FieldColumn`
 
 
 class Program(Protocol):

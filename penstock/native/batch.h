@@ -25,14 +25,14 @@ typedef struct Batch {
     int32_t *needles, *counts;
     char **reasons; /* a refusal's words, owned; or NULL */
     const char **why;
-    Numbers spans;
+    Numbers spans, fields;
     VECTOR(uint8_t) roles;
     VECTOR(uint8_t) flags;
     VECTOR(float) weights;
     bool weighted;
     /* of assistant turns, where they are asked for (`turns.c`) */
     bool with_turns;
-    Numbers turns, turn_spans, turn_tags;
+    Numbers turns, turn_spans, turn_tags, turn_fields;
     VECTOR(char) turn_texts, previous;
     VECTOR(Span) root_spans;
 } Batch;
@@ -43,6 +43,8 @@ void begin_render(Machine *m, size_t size);
 void tidy_spans(Machine *m);
 /* Add a span of this render to a table; `row` is the number of the conversation or turn. */
 void keep_span(Machine *m, Numbers *table, int32_t row, Span p);
+/* Add the labels of this render's text from `start` on to a table. */
+void keep_runs(Machine *m, Numbers *table, int32_t row, size_t start);
 /* Render every assistant turn of a row as inference sees it, and compare it with the text of the whole row. */
 void render_turns(ProgramObject *self, Batch *b, Py_ssize_t row, const Conversation *c, size_t start);
 

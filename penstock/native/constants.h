@@ -186,4 +186,7 @@ enum {
     CODE_POINT_UNSEEN = 128,
 };
 
+/* penstock.prepare.template.turns.MARK_SHIFT */
+enum { MARK_SHIFT = 8 };
+
 #endif

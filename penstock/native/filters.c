@@ -52,6 +52,13 @@ static bool is_int_text(Value v, int64_t *number) { /* only digits, not too many
     return true;
 }
 
+static Value unlabelled(Machine *m, Value big) { /* another copy of its digits */
+    char *copy = arena(m, big.size);
+    memcpy(copy, big.s, big.size);
+    big.s = copy;
+    return big;
+}
+
 static Value as_list(Machine *m, Value v, ListKind kind, bool backwards) {
     const Value list = iterate(m, v), result = of_list(m, list.list->n, kind);
     const uint32_t n = list.list->n;
@@ -71,10 +78,11 @@ static Value reversed(Machine *m, Value v) {
     return as_list(m, v, v.tag == LIST && v.list->kind == GENERATOR ? PLAIN_LIST : GENERATOR, true);
 }
 
-static Value safe(Machine *m, Value v) { /* a copy: Markup has no origin */
+static Value safe(Machine *m, Value v) { /* a copy: Markup has no origin, but labels */
     const Value text = to_text(m, v);
     char *copy = arena(m, text.size + 1);
     memcpy(copy, text.s, text.size);
+    copy_labels(m, text.s, text.size, copy);
     Value found = of_string(copy, text.size);
     found.markup = 1;
     return found;
@@ -154,7 +162,8 @@ Value run_filter(Machine *m, int filter, Value *a, int n, int extra) {
         break;
     case FILTER_attr: return attribute(m, v, extra);
     case FILTER_int:
-        if (is_number(v) || v.tag == BIG) return v.tag == BOOL ? of_int(v.i) : v;
+        if (is_number(v)) return of_int(v.i);
+        if (v.tag == BIG) return unlabelled(m, v);
         if ((n < 3 || (a[2].tag == INT && a[2].i == 10)) && is_int_text(v, &number)) return of_int(number);
         break;
     case FILTER_tojson: return to_json(m, v, a + 1, n - 1);

@@ -89,6 +89,8 @@ static void put_quoted(Machine *m, Value s) {
     put_char(m, quote);
 }
 
+static void put_plain_repr(Machine *m, Value v, int depth);
+
 static void put_list_repr(Machine *m, const List *list, int depth) {
     if (list->kind > TUPLE) give_up(m, "repr of a range or view");
     put_char(m, list->kind == TUPLE ? '(' : '[');
@@ -102,6 +104,13 @@ static void put_list_repr(Machine *m, const List *list, int depth) {
 
 void put_repr(Machine *m, Value v, int depth) {
     if (depth > MAX_DEPTH) give_up(m, "values nested too deeply");
+    const size_t start = m->out.n;
+    const uint32_t label = begin_label(m, v);
+    put_plain_repr(m, v, depth);
+    end_label(m, start, label);
+}
+
+static void put_plain_repr(Machine *m, Value v, int depth) {
     switch (v.tag) {
     case NONE: PUT(m, "None"); break;
     case BOOL:
@@ -134,6 +143,22 @@ void put_value(Machine *m, Value v) {
         put_traced(m, v.s, v.size);
     else if (v.tag != UNDEFINED)
         put_repr(m, v, 0);
+}
+
+void put_unowned(Machine *m, Value v) {
+    if (v.tag == STRING)
+        put_labelled(m, v.s, v.size);
+    else
+        put_value(m, v);
+}
+
+void put_converted(Machine *m, const char *kind, const char *name, const Value *a, int n, Value v) {
+    const Value text = by_python(m, kind, name, a, n);
+    if (text.tag != STRING) give_up(m, "an operation that gives no text");
+    const size_t start = m->out.n;
+    const uint32_t label = begin_label(m, v);
+    put(m, text.s, text.size);
+    end_label(m, start, label);
 }
 
 Value to_text(Machine *m, Value v) {
@@ -208,7 +233,7 @@ static void put_object(Machine *m, const Dict *d, const JsonStyle *style, int le
     for (uint32_t i = 0; i < d->n; i++) {
         if (i) put(m, style->between.s, style->between.size);
         new_line(m, style, level + 1);
-        put_json_string(m, e[i].key, style->ascii);
+        put_json(m, e[i].key, style, level);
         put(m, style->after_key.s, style->after_key.size);
         put_json(m, e[i].value, style, level + 1);
     }
@@ -216,8 +241,7 @@ static void put_object(Machine *m, const Dict *d, const JsonStyle *style, int le
     put_char(m, '}');
 }
 
-void put_json(Machine *m, Value v, const JsonStyle *style, int level) {
-    if (level > MAX_DEPTH) give_up(m, "values nested too deeply");
+static void put_plain_json(Machine *m, Value v, const JsonStyle *style, int level) {
     switch (v.tag) {
     case NONE: PUT(m, "null"); break;
     case BOOL:
@@ -253,6 +277,14 @@ void put_json(Machine *m, Value v, const JsonStyle *style, int level) {
         break;
     default: give_up(m, "tojson of an object");
     }
+}
+
+void put_json(Machine *m, Value v, const JsonStyle *style, int level) {
+    if (level > MAX_DEPTH) give_up(m, "values nested too deeply");
+    const size_t start = m->out.n;
+    const uint32_t label = begin_label(m, v);
+    put_plain_json(m, v, style, level);
+    end_label(m, start, label);
 }
 
 Value dump_json(Machine *m, Value v) {

@@ -32,25 +32,36 @@ static const Value *field(Value name, const List *values, const Dict *named, int
     return &values->v[number];
 }
 
+static void put_specified(Machine *m, Value specification, Value v) { /* a conversion or format: "!r:>10" */
+    const size_t mark = m->out.n;
+    put_char(m, '{');
+    put(m, specification.s, specification.size);
+    put_char(m, '}');
+    const Value all[] = {take_output(m, mark), of_list(m, 1, TUPLE), of_dict(m, 0)};
+    all[1].list->v[0] = v;
+    put_converted(m, "format", "format", all, 3, v);
+}
+
 static bool put_formatted(Machine *m, Value s, const List *values, const Dict *named) {
     int64_t next = 0;
     for (const char *p = s.s, *end = p + s.size; p < end;) {
         const char *q = p;
         while (q < end && *q != '{' && *q != '}') q++;
-        put(m, p, (size_t)(q - p));
+        put_labelled(m, p, (size_t)(q - p));
         if (q == end) break;
         p = q + 1;
         if (p < end && *p == *q) { /* {{ or }} */
             put_char(m, *p++);
             continue;
         }
-        const char *close = *q == '{' ? memchr(p, '}', (size_t)(end - p)) : NULL;
-        const Value *value = close ? field(of_string(p, (size_t)(close - p)), values, named, &next) : NULL;
-        if (!value) return false;
-        if (value->tag == STRING)
-            put(m, value->s, value->size);
-        else if (value->tag != UNDEFINED)
-            put_repr(m, *value, 0);
+        const char *close = *q == '{' ? memchr(p, '}', (size_t)(end - p)) : NULL, *name = p;
+        while (close && p < close && *p != '!' && *p != ':' && *p != '{') p++;
+        const Value *value = close ? field(of_string(name, (size_t)(p - name)), values, named, &next) : NULL;
+        if (!value || memchr(p, '{', (size_t)(close - p))) return false;
+        if (p == close)
+            put_unowned(m, *value);
+        else
+            put_specified(m, of_string(p, (size_t)(close - p)), *value);
         p = close + 1;
     }
     return true;
@@ -61,7 +72,7 @@ static Value format(Machine *m, Value s, const Value *a, int n) {
     if (n != 2 || a[0].tag != LIST || a[1].tag != DICT) give_up(m, "the arguments of format");
     const size_t mark = m->out.n;
     if (!s.markup && put_formatted(m, s, a[0].list, a[1].dict)) return take_output(m, mark);
-    m->out.n = mark;
+    rewind_output(m, mark);
     const Value all[] = {s, a[0], a[1]};
     return by_python(m, "format", "format", all, 3);
 }

@@ -33,8 +33,14 @@ static double as_double(Value v) { return v.tag == FLOAT ? v.d : (double)v.i; }
 /* ---- text and lists */
 
 static void put_markup(Machine *m, Value v) { /* markupsafe escapes the side that is plain */
+    if (v.markup) {
+        put_labelled(m, v.s, v.size);
+        return;
+    }
+    const size_t start = m->out.n;
+    const uint32_t label = begin_label(m, v);
     for (uint32_t i = 0; i < v.size; i++) {
-        switch (v.markup ? 0 : v.s[i]) {
+        switch (v.s[i]) {
         case '&': PUT(m, "&amp;"); break;
         case '<': PUT(m, "&lt;"); break;
         case '>': PUT(m, "&gt;"); break;
@@ -43,6 +49,7 @@ static void put_markup(Machine *m, Value v) { /* markupsafe escapes the side tha
         default: put_char(m, v.s[i]);
         }
     }
+    end_label(m, start, label);
 }
 
 static Value add_text(Machine *m, Value a, Value b) {
@@ -82,7 +89,7 @@ static Value repeat_text(Machine *m, Value text, int64_t times) {
     if (times < 0 || !text.size) times = 0;
     if (text.size && (uint64_t)times > MAX_TEXT / text.size) give_up(m, "a string is too large");
     const size_t mark = m->out.n;
-    for (int64_t i = 0; i < times; i++) put(m, text.s, text.size);
+    for (int64_t i = 0; i < times; i++) put_labelled(m, text.s, text.size);
     return take_output(m, mark);
 }
 

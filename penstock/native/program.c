@@ -158,6 +158,8 @@ static void dealloc(ProgramObject *self) {
         free_chunks(m->first);
         free(m->decoded_start), free(m->parsed.at), free(m->out.at), free(m->stack), free(m->globals);
         free(m->sources.at), free(m->origins.at), free(m->spans.at), free(m->scratch.at);
+        free(m->labels.at), free(m->runs.at);
+        for (int area = 0; area < AREAS; area++) free(m->fields[area].at);
         free(m->branches), free(m->fresh.at), free(m->tags.at), free(m);
     }
     free(self->program.code), free(self->program.constants), free(self->program.macros);
@@ -234,18 +236,33 @@ void keep_span(Machine *m, Numbers *table, int32_t row, Span p) {
     for (int k = 0; k < SPAN_COLUMNS; k++) APPEND(m, *table, fields[k]);
 }
 
+void keep_runs(Machine *m, Numbers *table, int32_t row, size_t start) {
+    for (size_t i = 0; i < m->runs.n && !m->lost; i++) {
+        const Run own = m->runs.at[i];
+        const size_t first = own.start - m->text_start;
+        if (own.end - m->text_start <= start) continue;
+        const int32_t fields[FIELD_RUN_COLUMNS] = {[FIELD_RUN_ROW] = row,
+                                                   [FIELD_RUN_LABEL] = (int32_t)own.label,
+                                                   [FIELD_RUN_START] = (int32_t)(first > start ? first : start),
+                                                   [FIELD_RUN_END] = (int32_t)(own.end - m->text_start)};
+        for (int k = 0; k < FIELD_RUN_COLUMNS; k++) APPEND(m, *table, fields[k]);
+    }
+}
+
 void begin_render(Machine *m, size_t size) {
     m->loop_count = m->guards = m->call_count = m->capture_count = m->generation_count = m->open_messages = 0;
-    m->lost = m->refused = m->building = false;
+    m->lost = m->refused = m->building = m->covered = false;
     m->steps = STEPS_BASE + 10 * (int64_t)size;
     m->work = WORK_BASE + 1000 * (int64_t)size;
-    m->spans.n = 0;
+    m->spans.n = m->runs.n = 0;
     m->text_start = m->out.n;
 }
 
 static void begin_row(Machine *m, size_t size) {
     arena_reset(m, ARENA_BASE + 64 * size);
-    m->origins.n = m->fresh.n = 0;
+    m->origins.n = m->labels.n = m->fresh.n = 0;
+    for (int area = 0; area < AREAS; area++) m->fields[area].n = 0;
+    memset(m->labelled, 0, sizeof m->labelled);
     begin_render(m, size);
 }
 
@@ -265,6 +282,7 @@ static void collect(Machine *m, Batch *b, Py_ssize_t row, const Conversation *c)
     }
     b->weighted |= c->weights != NULL;
     for (size_t i = 0; i < m->spans.n; i++) keep_span(m, &b->spans, (int32_t)row, m->spans.at[i]);
+    keep_runs(m, &b->fields, (int32_t)row, 0);
     b->row_flags[row] = c->notes | (known ? ROW_KNOWN : 0) | (c->variables ? ROW_OWN_VARIABLES : 0) |
                         (tools_are_shown(m, c) ? 0 : ROW_TOOLS_DROPPED) |
                         (documents_are_shown(m, c) ? 0 : ROW_DOCUMENTS_DROPPED);
@@ -284,18 +302,18 @@ static char *copied_text(Value words) {
 
 static void render_row(ProgramObject *self, Batch *b, Py_ssize_t row) {
     Machine *m = self->machine;
-    const size_t tags = m->tags.n, spans = b->spans.n, roles = b->roles.n, start = m->out.n;
+    const size_t tags = m->tags.n, spans = b->spans.n, fields = b->fields.n, roles = b->roles.n, start = m->out.n;
     const size_t turns = b->turns.n, turn_spans = b->turn_spans.n, turn_tags = b->turn_tags.n,
-                 turn_texts = b->turn_texts.n;
+                 turn_fields = b->turn_fields.n, turn_texts = b->turn_texts.n;
     volatile bool is_read = false;
     m->conversation = (int32_t)row;
     begin_row(m, b->sizes[row]);
     if (setjmp(m->on_give_up)) {
         m->out.n = start;
         m->tags.n = tags;
-        b->spans.n = spans;
+        b->spans.n = spans, b->fields.n = fields;
         b->turns.n = turns, b->turn_spans.n = turn_spans, b->turn_tags.n = turn_tags;
-        b->turn_texts.n = turn_texts;
+        b->turn_fields.n = turn_fields, b->turn_texts.n = turn_texts;
         b->roles.n = b->flags.n = b->weights.n = roles;
         b->counts[row] = 0;
         for (size_t i = 0; i < m->fresh.n; i++) m->branches[m->fresh.at[i]] = 0;
@@ -348,10 +366,11 @@ static PyObject *reason_list(const Batch *b) { /* None, why the machine gave up,
 
 static PyObject *turns_of(const Batch *b, PyObject *rendered) { /* the result of `render`, and the turns */
     if (!rendered) return NULL;
-    PyObject *turns = Py_BuildValue("(NNNN)", bytes_of(b->turns.at, b->turns.n * sizeof(int32_t)),
+    PyObject *turns = Py_BuildValue("(NNNNN)", bytes_of(b->turns.at, b->turns.n * sizeof(int32_t)),
                                     bytes_of(b->turn_texts.at, b->turn_texts.n),
                                     bytes_of(b->turn_spans.at, b->turn_spans.n * sizeof(int32_t)),
-                                    bytes_of(b->turn_tags.at, b->turn_tags.n * sizeof(int32_t)));
+                                    bytes_of(b->turn_tags.at, b->turn_tags.n * sizeof(int32_t)),
+                                    bytes_of(b->turn_fields.at, b->turn_fields.n * sizeof(int32_t)));
     PyObject *result = turns ? PySequence_Concat(rendered, turns) : NULL;
     Py_DECREF(rendered);
     Py_XDECREF(turns);
@@ -364,12 +383,13 @@ static PyObject *result_of(const Machine *m, const Batch *b) {
     PyObject *result = NULL;
     if (texts && reasons)
         result = Py_BuildValue(
-            "(NOONNNNNNNNNNN)", bytes_of(m->out.at, m->out.n), texts, reasons, bytes_of(b->ends, n * sizeof(int64_t)),
+            "(NOONNNNNNNNNNNN)", bytes_of(m->out.at, m->out.n), texts, reasons, bytes_of(b->ends, n * sizeof(int64_t)),
             bytes_of(b->status, n), bytes_of(b->row_flags, n), bytes_of(b->fresh, n),
             bytes_of(b->needles, n * sizeof(int32_t)), bytes_of(b->counts, n * sizeof(int32_t)),
             bytes_of(b->spans.at, b->spans.n * sizeof(int32_t)), bytes_of(m->tags.at, m->tags.n * sizeof(int32_t)),
             bytes_of(b->roles.at, b->roles.n), bytes_of(b->flags.at, b->flags.n),
-            bytes_of(b->weights.at, b->weighted ? b->weights.n * sizeof(float) : 0));
+            bytes_of(b->weights.at, b->weighted ? b->weights.n * sizeof(float) : 0),
+            bytes_of(b->fields.at, b->fields.n * sizeof(int32_t)));
     Py_XDECREF(texts);
     Py_XDECREF(reasons);
     return result;
@@ -411,7 +431,7 @@ static void end_batch(Batch *b) {
     free(b->rows), free(b->sizes), free(b->ends), free(b->status), free(b->row_flags), free(b->fresh), free(b->needles);
     free(b->counts), free(b->reasons), free(b->why), free(b->spans.at), free(b->roles.at), free(b->flags.at);
     free(b->weights.at), free(b->turns.at), free(b->turn_spans.at), free(b->turn_tags.at), free(b->turn_texts.at);
-    free(b->previous.at), free(b->root_spans.at);
+    free(b->turn_fields.at), free(b->fields.at), free(b->previous.at), free(b->root_spans.at);
 }
 
 static PyObject *render_batch(PyObject *object, PyObject *rows, bool with_turns) {

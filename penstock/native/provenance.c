@@ -52,6 +52,7 @@ static void copy_one(Machine *m, size_t offset, size_t n, int32_t message, bool 
 void copy_origin(Machine *m, const char *s, size_t n, const char *to) {
     if (!n) return;
     const int32_t message = source_of(m, s);
+    if (message < 0 || is_assistant(m, message)) copy_labels(m, s, n, to);
     if (message >= 0) {
         copy_one(m, 0, n, message, false, to);
         return;
@@ -121,9 +122,14 @@ void claim_statement(Machine *m, size_t start, size_t first) {
     m->spans.n = first + 1;
 }
 
+void rewind_output(Machine *m, size_t mark) {
+    take_labels(m, mark, NULL);
+    m->out.n = mark;
+}
+
 void drop_output(Machine *m, size_t mark) {
     charge(m, m->out.n - mark);
-    m->out.n = mark;
+    rewind_output(m, mark);
     while (m->spans.n && m->spans.at[m->spans.n - 1].start >= mark) m->spans.n--;
 }
 
@@ -133,6 +139,7 @@ Value take_output(Machine *m, size_t mark) {
     charge(m, n);
     char *text = arena(m, n + 1);
     if (n) memcpy(text, m->out.at + mark, n);
+    take_labels(m, mark, text);
     size_t first = m->spans.n;
     while (first && m->spans.at[first - 1].start >= mark) first--;
     for (size_t i = first; i < m->spans.n; i++) {

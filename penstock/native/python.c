@@ -128,6 +128,7 @@ static const char *call(Machine *m, const char *kind, const char *name, const Va
 Value by_python(Machine *m, const char *kind, const char *name, const Value *a, int n) {
     charge(m, CALL_WORK);
     if (!m->python || m->interrupted) give_up(m, "an operation left to Python");
+    const uint32_t label = label_of(m, a[0]);
     Value found = none();
     if (m->thread) PyEval_RestoreThread(m->thread); /* rendering runs without the GIL */
     const char *why = call(m, kind, name, a, n, &found);
@@ -139,5 +140,5 @@ Value by_python(Machine *m, const char *kind, const char *name, const Value *a, 
     char *copy = arena(m, (size_t)found.size + 1);
     memcpy(copy, found.s, found.size);
     found.s = copy;
-    return found;
+    return found.tag == STRING ? with_label(m, found, label) : found;
 }

@@ -94,6 +94,7 @@ static void check_parts(Machine *m, const Layout *l, const List *parts) {
         if (parts->v[i].tag != DICT) unusual(m);
         const Value *type = find_key(parts->v[i].dict, NAME("type")), *text = find_key(parts->v[i].dict, NAME("text"));
         if (!type || !IS(*type, "text") || !text || text->tag != STRING) unusual(m);
+        if (find_key(parts->v[i].dict, NAME("spans"))) unusual(m);
         for (uint32_t k = 0; k < l->weight_keys.list->n; k++)
             if (find_key(parts->v[i].dict, l->weight_keys.list->v[k])) unusual(m);
     }
@@ -186,6 +187,8 @@ static Value read_message(Machine *m, const Layout *l, Value message, int32_t nu
     const Value *known = find_key(l->roles.dict, keyed(*given));
     if (!known) unusual(m);
     Value role = *known;
+    for (uint32_t i = 0; i < d->n; i++)
+        if (IS(d->e[i].key, "spans") || IS(d->e[i].key, "train_detail")) unusual(m);
     *weight = take_weight(m, l, d);
     rename_key(m, d, l->role_key, NAME("role"), number);
     rename_key(m, d, l->content_key, NAME("content"), number);
@@ -508,7 +511,7 @@ static void read_answer(Machine *m, const Layout *l, const Dict *row, Conversati
     for (int32_t i = 0; i < at; i++) c->roles[i] = role_number(*find_key(to[i].dict, NAME("role")));
 }
 
-/* A conversation read by Python: {"messages", "tools", "variables"}. */
+/* A conversation read by Python: {"messages", "tools", "variables"}, and "spans" if it has any. */
 static void read_conversation(Machine *m, const Dict *row, Conversation *c) {
     const Value *messages = find_key(row, NAME("messages")), *tools = find_key(row, NAME("tools")),
                 *variables = find_key(row, NAME("variables"));
@@ -520,6 +523,8 @@ static void read_conversation(Machine *m, const Dict *row, Conversation *c) {
     c->weights = NULL;
     c->tools = *tools;
     c->variables = variables->tag == DICT ? variables->dict : NULL;
+    const Value *spans = find_key(row, NAME("spans"));
+    c->spans = spans && spans->tag == LIST ? spans->list : NULL;
     for (uint32_t i = 0; i < n; i++) {
         if (messages->list->v[i].tag != DICT) unusual(m);
         Value *role = find_key(messages->list->v[i].dict, NAME("role"));
@@ -593,6 +598,8 @@ void read_row(Machine *m, const Layout *l, const char *row, size_t n, Conversati
         c->tools = adapt_tools(m, l, c->tools);
     }
     const List *messages = c->messages.list;
+    m->roles = c->roles;
+    m->message_count = (int32_t)messages->n;
     bool answered = l->reading == READ_CONVERSATION;
     for (uint32_t i = 0; i < messages->n; i++) {
         Dict *d = messages->v[i].dict;
@@ -611,6 +618,5 @@ void read_row(Machine *m, const Layout *l, const char *row, size_t n, Conversati
         alias_reasoning(m, &messages->v[i], (int32_t)i);
         messages->v[i].dict->message = (int32_t)i;
     }
-    m->roles = c->roles;
-    m->message_count = (int32_t)messages->n;
+    read_fields(m, c);
 }

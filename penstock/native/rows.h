@@ -37,6 +37,7 @@ typedef struct Conversation {
     const Dict *variables;
     uint8_t *roles;  /* one per message, ROLE_… */
     float *weights;  /* NULL if the row has none; NaN where a message has none */
+    const List *spans; /* of each message's content; NULL if the row has none */
     int32_t needle;  /* the first needle found in its text, or -1 */
     uint8_t notes;   /* ROW_… */
 } Conversation;
@@ -45,6 +46,9 @@ typedef struct Conversation {
 void read_row(Machine *m, const Layout *layout, const char *row, size_t n, Conversation *found);
 /* A copy of text that belongs to a message, or to none (-1). */
 Value owned(Machine *m, Value text, int32_t message);
+
+/* fields.c: label the fields of assistants. */
+void read_fields(Machine *m, const Conversation *c);
 
 /* ---- shown.c */
 

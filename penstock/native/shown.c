@@ -132,7 +132,8 @@ static void check_text(Machine *m, Message *message, Value text) {
     const char *start = text.s, *p = start, *end = text.s + text.size;
     const Value think = LITERAL("think>");
     charge(m, text.size);
-    for (const char *q; message->is_answer && (q = find(m, p, (size_t)(end - p), think.s, think.size)); p = q + think.size) {
+    const bool thinks = message->is_answer && m->thinks;
+    for (const char *q; thinks && (q = find(m, p, (size_t)(end - p), think.s, think.size)); p = q + think.size) {
         const bool opens = q > start && q[-1] == '<', closes = q > start + 1 && q[-1] == '/' && q[-2] == '<';
         if (!opens && !closes) continue;
         const Value chunk = of_string(start, (size_t)(q - (closes ? 2 : 1) - start));

@@ -344,6 +344,15 @@ static void put_inserted(Machine *m, Value s, Value new, int64_t most, size_t ma
     put_traced(m, p, (size_t)(end - p));
 }
 
+/* Text without a label takes that of the text that it replaces: templates escape quotes like this. */
+static void put_instead(Machine *m, Value new, Value old) {
+    const size_t start = m->out.n, runs = m->runs.n;
+    put_traced(m, new.s, new.size);
+    const bool is_labelled = m->runs.n > runs || (runs && m->runs.at[runs - 1].end > start);
+    const uint32_t label = is_labelled || !new.size ? 0 : label_of(m, old);
+    if (label) add_run(m, start, m->out.n, label);
+}
+
 Value replace(Machine *m, Value s, Value old, Value new, int64_t most) {
     no_markup(m, s);
     charge(m, s.size);
@@ -355,7 +364,7 @@ Value replace(Machine *m, Value s, Value old, Value new, int64_t most) {
     const char *p = s.s, *end = p + s.size;
     for (const char *q; most != 0 && (q = find(m, p, (size_t)(end - p), old.s, old.size)); most--) {
         put_traced(m, p, (size_t)(q - p));
-        put_traced(m, new.s, new.size);
+        put_instead(m, new, of_string(q, old.size));
         if (m->out.n - mark > MAX_TEXT) give_up(m, "a string is too large");
         p = q + old.size;
     }
@@ -375,6 +384,7 @@ static Case case_of_next(Machine *m, uint32_t c, Case how) { /* after the charac
 
 Value change_case(Machine *m, Value s, Case how) {
     no_markup(m, s);
+    const uint32_t label = label_of(m, s);
     const size_t mark = m->out.n;
     Case next = how == TITLE ? CAPITALIZE : how == TITLE_FILTER ? UPPER : how;
     for (size_t i = 0; i < s.size;) {
@@ -394,11 +404,12 @@ Value change_case(Machine *m, Value s, Case how) {
         }
         if (how >= CAPITALIZE) next = how == CAPITALIZE ? LOWER : case_of_next(m, c, how);
     }
-    return take_output(m, mark);
+    return with_label(m, take_output(m, mark), label);
 }
 
 /* jinja2's filter: every line but the first is indented, unless it is empty. */
 Value indent(Machine *m, Value s, Value by, bool first, bool blank) {
+    const uint32_t label = label_of(m, s);
     if (s.size && s.s[s.size - 1] == '\r') s.size--; /* jinja2 appends a newline, which makes one break of both */
     const size_t mark = m->out.n;
     const char *p = s.s, *end = p + s.size;
@@ -411,7 +422,17 @@ Value indent(Machine *m, Value s, Value by, bool first, bool blank) {
         if (q >= end) break;
         p = after_break(q, end);
     }
-    return take_output(m, mark);
+    return with_label(m, take_output(m, mark), label);
+}
+
+/* The end of a conversion of one value, which begins after its %; NULL if it is another one. */
+static const char *end_of_conversion(const char *p, const char *end) {
+    while (p < end && memchr("#0- +", *p, 5)) p++;
+    while (p < end && *p >= '0' && *p <= '9') p++;
+    if (p < end && *p == '.')
+        do p++;
+        while (p < end && *p >= '0' && *p <= '9');
+    return p < end && memchr("sdiouxXeEfFgGcra", *p, 16) ? p + 1 : NULL;
 }
 
 /* text % arguments. False where that is not simple: then Python does it. */
@@ -419,22 +440,26 @@ static bool put_percent(Machine *m, Value s, const Value *a, uint32_t n) {
     uint32_t used = 0;
     for (const char *p = s.s, *end = p + s.size; p < end;) {
         const char *q = memchr(p, '%', (size_t)(end - p));
-        put(m, p, (size_t)((q ? q : end) - p));
+        put_labelled(m, p, (size_t)((q ? q : end) - p));
         if (!q) break;
-        const char kind = q + 1 < end ? q[1] : 0;
-        if (kind == '%') {
+        const bool is_percent = q + 1 < end && q[1] == '%';
+        p = is_percent ? q + 2 : end_of_conversion(q + 1, end);
+        if (is_percent) {
             put_char(m, '%');
-        } else {
-            if (used == n || (kind != 's' && (kind != 'd' || !is_number(a[used])))) return false;
-            if (a[used].tag == STRING)
-                put(m, a[used].s, a[used].size);
-            else if (kind == 'd')
-                put_repr(m, of_int(a[used].i), 0);
-            else if (a[used].tag != UNDEFINED)
-                put_repr(m, a[used], 0);
-            used++;
+            continue;
         }
-        p = q + 2;
+        if (!p || used == n) return false;
+        Value v = a[used++];
+        if (p == q + 2 && q[1] == 's') {
+            put_unowned(m, v);
+        } else if (p == q + 2 && q[1] == 'd' && is_number(v)) {
+            v.tag = INT;
+            put_repr(m, v, 0);
+        } else {
+            const Value both[] = {of_string(q, (size_t)(p - q)), of_list(m, 1, TUPLE)};
+            both[1].list->v[0] = v;
+            put_converted(m, "operator", "%", both, 2, v);
+        }
     }
     return used == n;
 }
@@ -442,10 +467,10 @@ static bool put_percent(Machine *m, Value s, const Value *a, uint32_t n) {
 Value percent(Machine *m, Value s, Value arguments) {
     const bool many = arguments.tag == LIST && arguments.list->kind == TUPLE;
     const size_t mark = m->out.n;
-    if (!s.markup && arguments.tag != DICT &&
+    if (!s.markup &&
         put_percent(m, s, many ? arguments.list->v : &arguments, many ? arguments.list->n : 1))
         return take_output(m, mark);
-    m->out.n = mark;
+    rewind_output(m, mark);
     const Value both[] = {s, arguments};
     return by_python(m, "operator", "%", both, 2);
 }
@@ -477,6 +502,7 @@ static int64_t bound(Value given, int64_t n, int64_t step, int64_t otherwise) {
 
 /* Every step-th character, `count` in all. Text taken apart like this has no origin. */
 static Value slice_by(Machine *m, Value s, int64_t low, int64_t count, int64_t step) {
+    const uint32_t label = label_of(m, s);
     const size_t mark = m->out.n;
     const char *p = s.s + (count ? point_offset(s.s, s.size, (size_t)low) : 0), *end = s.s + s.size;
     for (int64_t i = 0; i < count; i++) {
@@ -489,7 +515,7 @@ static Value slice_by(Machine *m, Value s, int64_t low, int64_t count, int64_t s
         else
             for (int64_t k = 0; k > step; k--) p = before(p);
     }
-    return take_output(m, mark);
+    return with_label(m, take_output(m, mark), label);
 }
 
 Value slice(Machine *m, Value v, Value start, Value stop, Value by) {

@@ -8,11 +8,12 @@
 
 typedef struct Mark { /* the state of the arena */
     Chunk *chunk;
-    size_t used, last_origin, origins;
+    size_t used, last_origin, origins, last_label, labels;
 } Mark;
 
 static Mark mark(const Machine *m) {
-    return (Mark){m->current, m->current->used, m->current->last_origin, m->origins.n};
+    const Chunk *chunk = m->current;
+    return (Mark){m->current, chunk->used, chunk->last_origin, m->origins.n, chunk->last_label, m->labels.n};
 }
 
 static void release(Machine *m, Mark at) {
@@ -20,6 +21,8 @@ static void release(Machine *m, Mark at) {
     m->current->used = at.used;
     m->current->last_origin = at.last_origin;
     m->origins.n = at.origins;
+    m->current->last_label = at.last_label;
+    m->labels.n = at.labels;
 }
 
 /* Render the first n messages to the end of the output; false where the template refuses them. */
@@ -64,6 +67,7 @@ static void keep_spans(Machine *m, Batch *b, int32_t turn, size_t cut, size_t fi
         if (p.start - m->text_start < cut) continue;
         keep_span(m, &b->turn_spans, turn, p);
     }
+    keep_runs(m, &b->turn_fields, turn, cut);
     for (size_t i = first_tag; i < m->tags.n && !m->lost; i += TAG_COLUMNS) {
         const int32_t *tag = m->tags.at + i;
         if ((size_t)tag[TAG_END] <= cut) continue;

@@ -24,6 +24,7 @@ void *arena_slow(Machine *m, size_t size) {
         m->current = m->current->next;
         m->current->used = 0;
         m->current->first_origin = m->current->last_origin = m->origins.n;
+        m->current->first_label = m->current->last_label = m->labels.n;
         if (m->current->capacity >= size) {
             m->current->used = size;
             return m->current->data;
@@ -39,7 +40,12 @@ void *arena_slow(Machine *m, size_t size) {
     }
     Chunk *chunk = malloc(sizeof(Chunk) + capacity);
     if (!chunk) give_up(m, "out of memory");
-    *chunk = (Chunk){.capacity = capacity, .used = size, .first_origin = m->origins.n, .last_origin = m->origins.n};
+    *chunk = (Chunk){.capacity = capacity,
+                     .used = size,
+                     .first_origin = m->origins.n,
+                     .last_origin = m->origins.n,
+                     .first_label = m->labels.n,
+                     .last_label = m->labels.n};
     if (m->current)
         m->current->next = chunk;
     else
@@ -59,7 +65,7 @@ void arena_reset(Machine *m, size_t limit) {
     m->current = m->first;
     if (m->current) {
         m->current->used = 0;
-        m->current->first_origin = m->current->last_origin = 0;
+        m->current->first_origin = m->current->last_origin = m->current->first_label = m->current->last_label = 0;
     }
 }
 

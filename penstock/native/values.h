@@ -42,7 +42,8 @@ typedef struct Value {
     uint8_t tag;
     uint8_t markup; /* of strings: Markup, from |safe; which LoopMethod */
     uint16_t hash;  /* of strings that are keys */
-    uint32_t size;  /* bytes of a string or of a BIG integer's digits; serial of a loop, or of a macro's defining call */
+    uint32_t size;  /* bytes of a string or of a BIG integer's digits; serial of a loop, or of a macro's defining call;
+                       label of lists, dicts, none and other numbers */
     union {
         int64_t i;
         double d;
@@ -82,10 +83,10 @@ static inline bool is_within(const char *p, const char *start, const char *end) 
 
 /* ---- provenance: which message a run of bytes came from */
 
-typedef struct Chunk { /* of the arena; `origins` are the first and last entries of Machine.origins in it */
+typedef struct Chunk { /* of the arena, with the entries of Machine.origins and Machine.labels that belong to it */
     struct Chunk *next;
     size_t capacity, used;
-    size_t first_origin, last_origin;
+    size_t first_origin, last_origin, first_label, last_label;
     char data[];
 } Chunk;
 
@@ -105,6 +106,22 @@ typedef struct Span { /* bytes of the output that belong to a message; `looped`:
     int32_t message;
     bool looped;
 } Span;
+
+/* Which field of an assistant's message text came from, with its mark; see penstock.prepare.template.turns.Field. */
+typedef struct Label { /* of text in memory */
+    const char *start, *end;
+    uint32_t label;
+} Label;
+
+#define VECTOR(type) struct { type *at; size_t n, capacity; }
+typedef VECTOR(Label) LabelVector;
+
+typedef struct Run { /* of the output */
+    size_t start, end;
+    uint32_t label;
+} Run;
+
+typedef enum { ROW_TEXT, DECODED_TEXT, ARENA_TEXT, AREAS } Area; /* of memory; text that is in none has no label */
 
 /* ---- the program */
 
@@ -167,8 +184,6 @@ typedef struct Call {
     size_t start, span;    /* lengths of output and spans when it began */
 } Call;
 
-#define VECTOR(type) struct { type *at; size_t n, capacity; }
-
 typedef struct Machine {
     jmp_buf on_give_up;
     const char *why;      /* why the machine gave up */
@@ -199,6 +214,12 @@ typedef struct Machine {
     int64_t steps, work;
     VECTOR(Source) sources;
     VECTOR(Origin) origins;
+    LabelVector fields[AREAS];  /* of the row: sorted and disjoint */
+    Label labelled[ARENA_TEXT]; /* from the first to the last of `fields` */
+    LabelVector labels;         /* of strings made while rendering, ordered as their chunks of the arena */
+    VECTOR(Run) runs;           /* of the output: sorted and disjoint */
+    bool thinks;                /* the content of an assistant may have `<think>` or `</think>` */
+    bool covered;               /* what is written lies in a value with a label, whose run covers it */
     VECTOR(Span) spans;
     VECTOR(Span) scratch;
     size_t text_start; /* of this conversation in `out` */
@@ -329,12 +350,13 @@ Value call_loop_method(Machine *m, Value method, const Value *a, const int32_t *
 
 /* ---- provenance */
 
-/* The bytes [s, s+n) are about to be copied to `to`, or to the output if that is NULL. */
+/* The bytes [s, s+n) are about to be copied to `to`, or to the output if that is NULL; they keep their labels, too. */
 void copy_origin(Machine *m, const char *s, size_t n, const char *to);
 void add_origin(Machine *m, const char *start, size_t n, int32_t message, bool looped);
 void assign_spans(Machine *m, size_t start, size_t first, int32_t message);
 void claim_statement(Machine *m, size_t start, size_t first);
 void drop_output(Machine *m, size_t mark);
+void rewind_output(Machine *m, size_t mark); /* of text that has no origin */
 Value take_output(Machine *m, size_t mark); /* turns the output since `mark` into a string */
 /* Write a string with the origins of its parts. Such strings don't nest. */
 static inline size_t begin_text(Machine *m) {
@@ -347,6 +369,45 @@ static inline Value end_text(Machine *m, size_t mark) {
 }
 static inline void put_traced(Machine *m, const char *s, size_t n) {
     copy_origin(m, s, n, NULL);
+    put(m, s, n);
+}
+
+/* ---- fields.c: labels. They have no influence on origins. */
+
+uint32_t label_of_text(const Machine *m, const char *s, size_t n);
+void copy_known_labels(Machine *m, const char *s, size_t n, const char *to);
+static inline bool may_have_label(const Machine *m, const char *s, size_t n) {
+    for (int area = 0; area < ARENA_TEXT; area++)
+        if (is_within(s, m->labelled[area].start, m->labelled[area].end)) return n > 0;
+    return n && (m->labels.n || m->fields[ARENA_TEXT].n);
+}
+/* The label of a number, list or dict, or the one that all of a text has; 0 without one. */
+static inline uint32_t label_of(const Machine *m, Value v) {
+    if (v.tag == STRING || v.tag == BIG) return may_have_label(m, v.s, v.size) ? label_of_text(m, v.s, v.size) : 0;
+    return (v.tag >= NONE && v.tag <= FLOAT) || v.tag == LIST || v.tag == DICT ? v.size : 0;
+}
+/* The bytes [s, s+n) keep their labels when they are copied to `to`, or to the output if that is NULL. */
+static inline void copy_labels(Machine *m, const char *s, size_t n, const char *to) {
+    if (may_have_label(m, s, n)) copy_known_labels(m, s, n, to);
+}
+/* A text that was just made, which gets a label. */
+Value with_label(Machine *m, Value made, uint32_t label);
+/* What is written between these two has the label of v, unless it is inside of a value that has one. */
+static inline uint32_t begin_label(Machine *m, Value v) {
+    const uint32_t label = m->covered ? 0 : label_of(m, v);
+    m->covered |= label != 0;
+    return label;
+}
+void add_run(Machine *m, size_t start, size_t end, uint32_t label);
+static inline void end_label(Machine *m, size_t start, uint32_t label) {
+    if (!label) return;
+    m->covered = false;
+    if (m->out.n > start) add_run(m, start, m->out.n, label);
+}
+/* The labels of output since `mark` move to a copy of it, or are dropped if that is NULL. */
+void take_labels(Machine *m, size_t mark, const char *to);
+static inline void put_labelled(Machine *m, const char *s, size_t n) {
+    copy_labels(m, s, n, NULL);
     put(m, s, n);
 }
 
@@ -405,6 +466,9 @@ void put_json(Machine *m, Value v, const JsonStyle *style, int level);
 Value dump_json(Machine *m, Value v);       /* json.dumps(v, ensure_ascii=False) */
 void put_repr(Machine *m, Value v, int depth);
 void put_value(Machine *m, Value v);        /* as {{ v }} prints it */
+void put_unowned(Machine *m, Value v);      /* the same, without an origin */
+/* Write what Python makes of a value; all of it has the value's label. */
+void put_converted(Machine *m, const char *kind, const char *name, const Value *a, int n, Value v);
 Value to_text(Machine *m, Value v);
 
 /* ---- numbers */
@@ -438,7 +502,8 @@ Value filter_list(Machine *m, int filter, Value *a, int n, int extra);
 
 /* ---- Python */
 
-/* Leaves an operation to Python, which gives a number, a plain text or None. The caller knows that it has no origin. */
+/* Leaves an operation to Python, which gives a number, a plain text or None. The caller knows that it has no origin; it has
+ * the label of the first argument. */
 Value by_python(Machine *m, const char *kind, const char *name, const Value *a, int n);
 
 void run(Machine *m, const Program *p, Value messages, Value tools, const Dict *variables);

@@ -440,6 +440,7 @@ class CompiledTemplate:
 def encoded(conversation: Conversation) -> bytes | None:
     """Serializes a conversation for a machine with `conversation_layout`; None if JSON can't represent it."""
     whole = {"messages": conversation.messages, "tools": conversation.tools, "variables": conversation.variables}
+    whole |= {"spans": orjson.loads(orjson.dumps(conversation.spans))} if conversation.spans else {}  # as lists
     with suppress(TypeError):  # integers beyond 64 bits; lone surrogates, keys that are no strings, objects
         return orjson.dumps(whole)
     with suppress(TypeError, ValueError, RecursionError):

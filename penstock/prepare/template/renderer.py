@@ -25,8 +25,8 @@ from penstock.prepare.template.bytecode import NotCompiled
 from penstock.prepare.template.compiler import CompiledTemplate, can_read, conversation_layout, encoded, row_layout
 from penstock.prepare.template.probes import PROBES, first_difference, first_region_error
 from penstock.prepare.template.reference import Reference, template_refusal
-from penstock.prepare.template.rendered import Rendered, merge
-from penstock.prepare.template.turns import SpanColumn, TagColumn, Turns
+from penstock.prepare.template.rendered import FieldRuns, Rendered, merge
+from penstock.prepare.template.turns import FieldColumn, SpanColumn, TagColumn, Turns
 
 _LEFT = (RowStatus.UNREAD, RowStatus.GAVE_UP)
 _NOTES = {Note[str(flag.name)]: flag.value for flag in RowFlag if flag not in (RowFlag.KNOWN, RowFlag.OWN_VARIABLES)}
@@ -229,7 +229,8 @@ class TemplateRenderer:
             special={k: self.special_text.needles[found[k]] for k in np.flatnonzero(found >= 0).tolist()},
             notes={note: np.flatnonzero(flags & bit) for note, bit in _NOTES.items() if (flags & bit).any()},
             errors=errors,
-            turns=Turns.of(*batch[-4:]) if self._with_turns else None,
+            fields=FieldRuns.of(np.frombuffer(batch.fields, np.int32).reshape(-1, len(FieldColumn)), starts),
+            turns=Turns.of(*batch[-5:]) if self._with_turns else None,
         )
 
 

@@ -110,7 +110,7 @@ class Turns:
     fields: Table  # `FieldColumn`
 
     @classmethod
-    def of(cls, table: bytes, data: bytes, spans: bytes, tags: bytes, fields: bytes = b"") -> Turns:
+    def of(cls, table: bytes, data: bytes, spans: bytes, tags: bytes, fields: bytes) -> Turns:
         """The machine's arrays."""
         arrays = (np.frombuffer(found, np.int32) for found in (table, spans, tags, fields))
         shapes = [array.reshape(-1, width) for array, width in zip(arrays, _WIDTHS, strict=True)]

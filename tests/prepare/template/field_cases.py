@@ -50,10 +50,13 @@ def runs_of(rendered: Rendered) -> list[Runs]:
     """The runs of each text."""
     found: list[Runs] = [[] for _ in rendered.text_ends]
     for row, label, start, end in zip(*(column.tolist() for column in rendered.fields), strict=True):
-        mark = label >> MARK_SHIFT
-        name = Field(label & ((1 << MARK_SHIFT) - 1)).name + (f"+{mark}" if mark else "")
-        found[row].append((name, rendered.data[start:end].decode()))
+        found[row].append((named(label), rendered.data[start:end].decode()))
     return found
+
+
+def named(label: int) -> str:
+    mark = label >> MARK_SHIFT
+    return Field(label & ((1 << MARK_SHIFT) - 1)).name + (f"+{mark}" if mark else "")
 
 
 def each(body: str) -> str:
