@@ -1,13 +1,15 @@
-"""Measures the slowest chat templates: the speed of `penstock.prepare` with each, relative to Qwen2.5's, same rows.
+"""Measures the slowest chat templates and kinds of text: the speed of `penstock.prepare`, relative to an ordinary run.
 
-    python -m benchmarks.floor --model FOLDER --data FILE.jsonl … [--models FOLDER …] [--only NAME …] [--megabytes 16]
+    python -m benchmarks.floor --model FOLDER --data FILE.jsonl … [--models FOLDER …] [--texts FOLDER …] [--only NAME …]
 
 Every chat template of PyPI's trl is tried with the tokenizer of `--model` (Qwen2.5), and every folder of `--models`
-with its own tokenizer and template. For each, a file is grown from the rows that the template accepts; one worker
-prepares it slice by slice, alternating with another that prepares the same file with the template of `--model`, so that
-both see the same noise. The first slice counts as start-up. The first conversations of each also go through
-transformers, whose tokens must be equal. Target: 0.4 of the CPU-time speed of `--model`. Exits with 1 if it is missed
-or a token differs.
+with its own tokenizer and template, on files grown from the rows that the template accepts; the ordinary run is that of
+`--model` on the same file. Every folder of `--texts`, of byte-level models, is tried on each kind of text of
+`benchmarks.kinds`; there the ordinary run is that of `--model` on plain English. One worker prepares a file slice by
+slice, alternating with another for the ordinary run, so that both see the same noise. The first slice counts as
+start-up; what follows the last is not in the speed either. The first conversations of each also go through
+transformers, whose tokens must be equal. Targets: 0.4 of the ordinary run's CPU-time speed for templates, 0.6 for
+texts. Exits with 1 if one is missed or a token differs.
 """
 
 from __future__ import annotations
@@ -26,14 +28,15 @@ import numpy as np
 import penstock as ps
 from benchmarks.clock import DATE
 from benchmarks.grow import MATERIAL, grow_rows, material
+from benchmarks.kinds import write_texts
 from benchmarks.meters import Meter, MeterRun, chosen
 from benchmarks.models import trl_templates
 from benchmarks.oracle import Oracle, has_null_content, token_hash
 from benchmarks.prepare import Row, accepted
 from penstock.prepare.tokenizer.files import load_tokenizer
 
-FLOOR = 0.4
-CHECKED = 40  # conversations compared with transformers
+FLOORS = {"templates": 0.4, "texts": 0.6}
+CHECKED, CHECKED_BYTES = 40, 200_000  # conversations compared with transformers
 
 
 def templates(model: Path, out: Path) -> Iterator[Path]:
@@ -49,11 +52,10 @@ def templates(model: Path, out: Path) -> Iterator[Path]:
         yield folder
 
 
-def against(model: Path, standard: Path, file: Path) -> tuple[MeterRun, MeterRun]:
-    """Prepares a file with two models, one slice each in turn."""
-    runs = []
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=file.parent) as cache:
-        meters = [Meter("penstock", str(m), str(file), f"{cache}/{n}") for n, m in enumerate((model, standard))]
+def against(*jobs: tuple[Path, Path]) -> list[MeterRun]:
+    """Prepares files with models, one slice each in turn."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as cache:
+        meters = [Meter("penstock", str(model), str(file), f"{cache}/{n}") for n, (model, file) in enumerate(jobs)]
         runs = [MeterRun([meter.ready]) for meter in meters]
         while not all("dataset" in run.result for run in runs):
             for meter, run in zip(meters, runs, strict=True):
@@ -61,13 +63,12 @@ def against(model: Path, standard: Path, file: Path) -> tuple[MeterRun, MeterRun
                     run.reports.append(meter.measure())
         for meter in meters:
             meter.close()
-    return runs[0], runs[1]
+    return runs
 
 
-def differing(model: Path, rows: Sequence[Row], folder: Path) -> int:
+def differing(model: Path, file: Path, folder: Path) -> int:
     """The number of rows whose tokens are not those of transformers."""
     own, oracle = dict(load_tokenizer(model).templates), Oracle(model)
-    file = grow_rows(rows, 200_000, folder / "checked.jsonl", seed=1)
     dataset = ps.prepare(
         file, tokenizer=str(model), cache=folder / "checked", workers=1, dropped_tool_calls="keep",
         on_bad_row="quarantine", date=DATE, progress=False,
@@ -83,7 +84,7 @@ def differing(model: Path, rows: Sequence[Row], folder: Path) -> int:
 
 
 def measure(model: Path, standard: Path, rows: Sequence[Row], size: int) -> dict[str, Any]:
-    """The figures of one model."""
+    """The figures of one model on rows."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         try:
@@ -91,23 +92,41 @@ def measure(model: Path, standard: Path, rows: Sequence[Row], size: int) -> dict
         except ps.PenstockError as error:
             return {"refused_rows": len(rows), "error": str(error)}
         file = grow_rows(kept, size, folder / "mixed.jsonl")
-        ours, theirs = against(model, standard, file)
+        checked = grow_rows(kept, CHECKED_BYTES, folder / "checked.jsonl", seed=1)
+        wrong = differing(model, checked, folder)
         return {
             "refused_rows": len(rows) - len(kept),
-            "differing_rows": differing(model, kept, folder),
-            "speed": theirs.cost("cpu") / ours.cost("cpu"),
-            "megabytes_per_second": 1e-6 / ours.cost("cpu"),
-            "start_up": ours.start_up("cpu"),
-            "reference_served": ours.result["reference"],
+            "differing_rows": wrong,
+            **figures(*against((model, file), (standard, file))),
         }
+
+
+def measure_text(model: Path, file: Path, standard: Path, plain: Path) -> dict[str, Any]:
+    """The figures of one model on a kind of text."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        with file.open("rb") as lines:
+            (folder / "checked.jsonl").write_bytes(b"".join(lines.readlines(CHECKED_BYTES)))
+        wrong = differing(model, folder / "checked.jsonl", folder)
+    return {"differing_rows": wrong, **figures(*against((model, file), (standard, plain)))}
+
+
+def figures(ours: MeterRun, ordinary: MeterRun) -> dict[str, Any]:
+    return {
+        "speed": ordinary.cost("cpu") / ours.cost("cpu"),
+        "megabytes_per_second": 1e-6 / ours.cost("cpu"),
+        "start_up": ours.start_up("cpu"),
+        "end": ours.end("cpu"),
+        "reference_served": ours.result["reference"],
+    }
 
 
 def shown(name: str, found: dict[str, Any]) -> str:
     if "speed" not in found:
-        return f"{name:32}    -   its template refuses all rows"
+        return f"{name:48}    -   its template refuses all rows"
     reasons = "; ".join(f"{why} {n}" for stage in found["reference_served"].values() for why, n in stage.items())
     differs = f"  {found['differing_rows']} ROWS DIFFER" if found["differing_rows"] else ""
-    return f"{name:32} {found['speed']:6.2f} {found['megabytes_per_second']:7.1f} MB/s{differs}  {reasons}"
+    return f"{name:48} {found['speed']:6.2f} {found['megabytes_per_second']:7.1f} MB/s{differs}  {reasons}"
 
 
 def main() -> int:
@@ -115,25 +134,44 @@ def main() -> int:
     parser.add_argument("--model", type=Path, required=True, help="folder of the model to compare with (Qwen2.5)")
     parser.add_argument("--models", type=Path, nargs="*", default=[], help="folders of other models")
     parser.add_argument("--data", nargs="+", type=Path, default=sorted(MATERIAL.glob("*.jsonl")))
+    parser.add_argument("--texts", type=Path, nargs="*", default=[], help="folders of models to try kinds of text with")
     parser.add_argument("--megabytes", type=float, default=16)
-    parser.add_argument("--only", nargs="+", help="names of templates or models")
+    parser.add_argument("--only", nargs="+", help="names of templates, models or kinds of text")
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
-    rows, size = material(arguments.data), int(arguments.megabytes * 1e6)
-    found: dict[str, Any] = {}
+    model, size = arguments.model.absolute(), int(arguments.megabytes * 1e6)
+    rows, only = material(arguments.data), arguments.only or ()
+    found: dict[str, dict[str, Any]] = {"templates": {}, "texts": {}}
+
+    def add(group: str, name: str, one: dict[str, Any]) -> None:
+        found[group][name] = one
+        print(shown(name, one), flush=True)
+
     with tempfile.TemporaryDirectory() as scratch:
-        folders = [*templates(arguments.model, Path(scratch)), *arguments.models]
-        for folder in folders:
-            if not arguments.only or folder.name in arguments.only:
-                found[folder.name] = measure(folder.absolute(), arguments.model.absolute(), rows, size)
-                print(shown(folder.name, found[folder.name]), flush=True)
-    slow = sorted((one["speed"], name) for name, one in found.items() if one.get("speed", 1.0) < FLOOR)
-    wrong = [name for name, one in found.items() if one.get("differing_rows")]
-    worst = min((one["speed"], name) for name, one in found.items() if "speed" in one)
-    print(f"slowest: {worst[0]:.2f} ({worst[1]}); below {FLOOR}: {', '.join(name for _, name in slow) or 'none'}")
+        folder = Path(scratch)
+        for tried in [*templates(model, folder), *arguments.models]:
+            if not only or tried.name in only:
+                add("templates", tried.name, measure(tried.absolute(), model, rows, size))
+        files = write_texts(folder, size) if arguments.texts else {}
+        for tried in arguments.texts:
+            for kind, file in files.items():
+                if not only or kind in only:
+                    one = measure_text(tried.absolute(), file, model, next(iter(files.values())))
+                    add("texts", f"{kind}, {tried.name}", one)
+    missed = [report(group, found[group], least) for group, least in FLOORS.items()]
     if arguments.json:
-        arguments.json.write_text(json.dumps({"templates": found, "floor": FLOOR}, indent=1))
-    return 1 if slow or wrong else 0
+        arguments.json.write_text(json.dumps({**found, "floors": FLOORS}, indent=1))
+    return 1 if any(missed) else 0
+
+
+def report(group: str, found: dict[str, Any], least: float) -> bool:
+    """Prints the slowest of a group; returns whether one is below the target or wrong."""
+    speeds = sorted((one["speed"], name) for name, one in found.items() if "speed" in one)
+    slow = [name for speed, name in speeds if speed < least]
+    wrong = [name for name, one in found.items() if one.get("differing_rows")]
+    if speeds:
+        print(f"{group}, slowest: {speeds[0][0]:.2f} ({speeds[0][1]}); below {least}: {'; '.join(slow) or 'none'}")
+    return bool(slow or wrong)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,10 @@ class Meter:
 
 @dataclass
 class MeterRun:
-    """The reports of a `penstock` process: at the start, after each slice, and at the end."""
+    """The reports of a `penstock` process: at the start, after each slice, and at the end.
+
+    The end commits the dataset and previews the other mode of turns: a fixed cost, like start-up.
+    """
 
     reports: list[Answer] = field(default_factory=list)
 
@@ -60,8 +63,8 @@ class MeterRun:
         return self.reports[-1]
 
     def cost(self, kind: str) -> float:
-        """Seconds per byte after the first slice, which counts as start-up; `kind` is seconds or cpu."""
-        first, last = self.reports[1], self.result
+        """Seconds per byte from the first slice, which counts as start-up, to the last; `kind` is seconds or cpu."""
+        first, last = self.reports[1], self.reports[-2]
         if last["seen"] == first["seen"]:
             raise SystemExit("the data fits in one slice, which counts as start-up: raise --megabytes")
         return float((last[kind] - first[kind]) / (last["seen"] - first["seen"]))
@@ -71,6 +74,10 @@ class MeterRun:
         begin = self.reports[0]["seconds"] if kind == "seconds" else 0.0
         first = self.reports[1]
         return max(0.0, float(first[kind] - begin - first["seen"] * self.cost(kind)))
+
+    def end(self, kind: str) -> float:
+        """Seconds after the last slice."""
+        return float(self.result[kind] - self.reports[-2][kind])
 
 
 def timed(file: Path, model: Path, cache: Path, every: int = 0, pause: Callable[[int], None] | None = None) -> MeterRun:

@@ -155,11 +155,15 @@ def others(results: Results) -> str:
 
 
 def _floor(found: Results) -> str:
-    by_template = {name: one["speed"] for name, one in found["templates"].items() if "speed" in one}
-    slowest = min(by_template, key=lambda name: by_template[name])
+    slowest = {
+        group: min((one["speed"], name) for name, one in found[group].items() if "speed" in one)
+        for group in ("templates", "texts")
+    }
+    (template, its_name), (text, kind) = slowest["templates"], slowest["texts"]
     return (
-        f"**The slowest template** of {len(by_template)}, {slowest}, runs at {by_template[slowest]:.2f} of the speed "
-        "of Qwen2.5's."
+        f"**The slowest template** of {len(found['templates'])}, {its_name}, runs at {template:.2f} of the speed of "
+        f"Qwen2.5's; the slowest of {len(found['texts'])} kinds of text and tokenizers ({kind}) at {text:.2f} of plain "
+        "English's."
     )
 
 

@@ -8,9 +8,9 @@ clock every few slices and lets transformers (row by row, with masks) process a 
 (alone) the rendered text of what was prepared since the last pause, so that all three see the same noise. The encoder
 too sees every text once, in the same order: its first pass is the limit. Every row that transformers encoded is
 compared token by token, always with the model's own template. Start-up (interpreter, imports, engines, calibration, up
-to the first slice) is reported separately, and so are the long tool traces of `--traces`, at a quarter of the size. The
-first model also shows how the cost scales with workers and with the length of conversations (`scaling`; skip it with
-`--rounds 0`).
+to the first slice) and the end (what follows the last slice) are reported separately, and so are the long tool traces
+of `--traces`, at a quarter of the size. The first model also shows how the cost scales with workers and with the length
+of conversations (`scaling`; skip it with `--rounds 0`).
 
 Speeds and ratios are in CPU time, user and system, over all threads of a process: what one core can do. The JSON also
 has wall time. Targets: 22 times transformers on byte-level models that gigatoken supports and 8 times on the others, on
@@ -87,6 +87,8 @@ def against(file: Path, model: Path, peer: Meter, encoder: Meter, pauses: int) -
 
     def pause(seen: int) -> None:
         nonlocal encoded
+        if seen <= encoded:
+            return  # within the first slice
         theirs.append(peer.measure(path=str(file), offset=max(0, min(seen, size - PEER_BYTES)), bytes=PEER_BYTES))
         alone.append(encoder.measure(path=str(file), offset=encoded, bytes=seen - encoded))
         encoded = seen
@@ -105,6 +107,7 @@ def against(file: Path, model: Path, peer: Meter, encoder: Meter, pauses: int) -
         "rows": run.result["rows"],
         "tokens": run.result["tokens"],
         "start_up": {kind: run.start_up(kind) for kind in kinds},
+        "end": {kind: run.end(kind) for kind in kinds},
         "megabytes_per_second": {
             name: {kind: 1e-6 / cost for kind, cost in costs.items()}
             for name, costs in {"penstock": ours, **others}.items()
@@ -171,7 +174,7 @@ def scaling(model: Path, rows: Sequence[Row], size: int, rounds: int) -> dict[st
 
 HEAD = (
     f"{'model':16} {'MB/s':>7} {'× transformers':>14} {'of first pass':>13} {'traces ×':>8} {'equal/compared':>16}"
-    f" {'start-up, s':>11}  by the reference"
+    f" {'start-up, s':>11} {'end, s':>6}  by the reference"
 )
 
 
@@ -184,7 +187,7 @@ def line(name: str, result: dict[str, Any]) -> str:
     return (
         f"{name:16} {mixed['megabytes_per_second']['penstock']['cpu']:7.1f} {mixed['times_transformers']['cpu']:14.1f}"
         f" {mixed['share_of_first_pass']['cpu']:13.2f} {traces} {equal:>16} {mixed['start_up']['cpu']:11.1f}"
-        f"  {reference or '-'}"
+        f" {mixed['end']['cpu']:6.2f}  {reference or '-'}"
     )
 
 

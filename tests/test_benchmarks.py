@@ -6,6 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import pytest
 from benchmarks import peers
 from benchmarks.all import RESULTS
 from benchmarks.grow import grow, grown, material
-from benchmarks.kinds import write_kinds
-from benchmarks.page import IMAGES, PAGES, charts, filled
+from benchmarks.kinds import write_kinds, write_texts
+from benchmarks.page import IMAGES, PAGES, _floor, charts, filled
 from benchmarks.page import peers as peers_table
 from benchmarks.peers import Comparison
 from benchmarks.prepared import PreparedRows, Stopwatch
@@ -141,6 +142,30 @@ def test_data_of_three_kinds_is_the_same_every_time(tmp_path: Path) -> None:
         name: file.read_bytes() for name, file in again.items()
     }
     assert '"tool_calls"' in first["traces"].read_text()
+
+
+@pytest.mark.slow
+def test_kinds_of_text_are_the_same_every_time(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first, again = (write_texts(tmp_path / name, 50_000) for name in "ab")
+    assert {kind: file.read_bytes() for kind, file in first.items()} == {
+        kind: file.read_bytes() for kind, file in again.items()
+    }
+    unusual = [kind for kind, file in first.items() if not unicodedata.is_normalized("NFC", file.read_text())]
+    assert unusual == [
+        "an NFD word per message", "30% of vowels decomposed", "Vietnamese, NFD", "Hindi, Marathi, Nepali",
+    ]  # fmt: skip
+
+
+def test_the_slowest_template_and_text_are_named() -> None:
+    found = {
+        "templates": {"a": {"speed": 0.7}, "b": {"speed": 0.5}, "c": {"refused_rows": 9}},
+        "texts": {"Hindi, x": {"speed": 0.65}, "code, x": {"speed": 1.2}},
+    }
+    line = _floor(found)
+    assert "template** of 3, b, runs at 0.50" in line
+    assert "of 2 kinds of text and tokenizers (Hindi, x) at 0.65" in line
 
 
 @pytest.mark.parametrize("package", ["benchmarks", "tools"])
