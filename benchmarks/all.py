@@ -59,15 +59,15 @@ def benchmarks(models: Path, kinds: dict[str, Path]) -> Iterable[Benchmark]:
     chats, traces, scripts = (str(kinds[name]) for name in ("chats", "traces", "scripts"))
     every, qwen = (chats, traces, scripts), str(models / "qwen2_5")
     for name in TEN:
-        sizes = ("--megabytes", "24", "--rounds", "0", "--pauses", "3")
+        sizes = ("--megabytes", "32", "--rounds", "0", "--pauses", "4")
         long = () if name in WITHOUT_TOOLS else ("--traces", traces)
         given = ("--models", str(models / name), "--data", *every, *long, *sizes)
         yield Benchmark(f"prepare {name}", "prepare", given)
     for kind in ("chats", "scripts"):
-        given = ("--models", qwen, "--data", str(kinds[kind]), "--megabytes", "24", "--rounds", "0", "--pauses", "3")
+        given = ("--models", qwen, "--data", str(kinds[kind]), "--megabytes", "32", "--rounds", "0", "--pauses", "3")
         yield Benchmark(f"kind {kind}", "prepare", given)
     texts = ("--texts", qwen, str(models / "deepseek_v3"))
-    yield Benchmark("floor", "floor", ("--model", qwen, "--data", *every, *texts, "--megabytes", "12"))
+    yield Benchmark("floor", "floor", ("--model", qwen, "--data", *every, *texts, "--megabytes", "24"))
     yield Benchmark("peers", "peers", ("--model", qwen, "--data", chats, scripts, "--megabytes", "10", "--rounds", "1"))
     yield Benchmark("encoder", "encoder", ("--models", qwen, "--data", *every, "--megabytes", "12"))
     yield Benchmark(

@@ -6,7 +6,7 @@ Every chat template of PyPI's trl is tried with the tokenizer of `--model` (Qwen
 with its own tokenizer and template, on files grown from the rows that the template accepts; the ordinary run is that of
 `--model` on the same file. Every folder of `--texts`, of byte-level models, is tried on each kind of text of
 `benchmarks.kinds`; there the ordinary run is that of `--model` on plain English. One worker prepares a file slice by
-slice, alternating with another for the ordinary run, so that both see the same noise. The first slice counts as
+slice, alternating with another for the ordinary run, so that both see the same noise. The first slices count as
 start-up; what follows the last is not in the speed either. The first conversations of each also go through
 transformers, whose tokens must be equal. Targets: 0.4 of the ordinary run's CPU-time speed for templates, 0.6 for
 texts. Exits with 1 if one is missed or a token differs.
@@ -146,6 +146,8 @@ def main() -> int:
     def add(group: str, name: str, one: dict[str, Any]) -> None:
         found[group][name] = one
         print(shown(name, one), flush=True)
+        if arguments.json:
+            arguments.json.write_text(json.dumps({**found, "floors": FLOORS}, indent=1))
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -159,8 +161,6 @@ def main() -> int:
                     one = measure_text(tried.absolute(), file, model, next(iter(files.values())))
                     add("texts", f"{kind}, {tried.name}", one)
     missed = [report(group, found[group], least) for group, least in FLOORS.items()]
-    if arguments.json:
-        arguments.json.write_text(json.dumps({**found, "floors": FLOORS}, indent=1))
     return 1 if any(missed) else 0
 
 

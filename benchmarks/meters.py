@@ -53,7 +53,8 @@ class Meter:
 class MeterRun:
     """The reports of a `penstock` process: at the start, after each slice, and at the end.
 
-    The end commits the dataset and previews the other mode of turns: a fixed cost, like start-up.
+    A slice is reported when it is committed, which is after the next one was encoded. The end commits the dataset and
+    previews the other mode of turns: a fixed cost, like start-up.
     """
 
     reports: list[Answer] = field(default_factory=list)
@@ -63,17 +64,16 @@ class MeterRun:
         return self.reports[-1]
 
     def cost(self, kind: str) -> float:
-        """Seconds per byte from the first slice, which counts as start-up, to the last; `kind` is seconds or cpu."""
+        """Seconds per byte after the first two slices, which count as start-up; `kind` is seconds or cpu."""
         first, last = self.reports[1], self.reports[-2]
-        if last["seen"] == first["seen"]:
-            raise SystemExit("the data fits in one slice, which counts as start-up: raise --megabytes")
-        return float((last[kind] - first[kind]) / (last["seen"] - first["seen"]))
+        if len(self.reports) < 5:
+            raise SystemExit("the data fits in two slices, which count as start-up: raise --megabytes")
+        return float((last[kind] - first[kind]) / (last["seen"] - self.reports[2]["seen"]))
 
     def start_up(self, kind: str) -> float:
-        """Seconds until the first slice was done, minus the usual cost of such a slice."""
+        """Seconds until the first two slices were encoded, minus the usual cost of them."""
         begin = self.reports[0]["seconds"] if kind == "seconds" else 0.0
-        first = self.reports[1]
-        return max(0.0, float(first[kind] - begin - first["seen"] * self.cost(kind)))
+        return max(0.0, float(self.reports[1][kind] - begin - self.reports[2]["seen"] * self.cost(kind)))
 
     def end(self, kind: str) -> float:
         """Seconds after the last slice."""

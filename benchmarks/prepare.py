@@ -8,8 +8,8 @@ clock every few slices and lets transformers (row by row, with masks) process a 
 (alone) the rendered text of what was prepared since the last pause, so that all three see the same noise. The encoder
 too sees every text once, in the same order: its first pass is the limit. Every row that transformers encoded is
 compared token by token, always with the model's own template. Start-up (interpreter, imports, engines, calibration, up
-to the first slice) and the end (what follows the last slice) are reported separately, and so are the long tool traces
-of `--traces`, at a quarter of the size. The first model also shows how the cost scales with workers and with the length
+to the second slice) and the end (what follows the last slice) are reported separately, and so are the long tool traces
+of `--traces`, at half the size. The first model also shows how the cost scales with workers and with the length
 of conversations (`scaling`; skip it with `--rounds 0`).
 
 Speeds and ratios are in CPU time, user and system, over all threads of a process: what one core can do. The JSON also
@@ -43,7 +43,7 @@ from penstock.prepare.tokenizer.files import load_tokenizer
 
 PEER_BYTES = 700_000
 TIMES, SHARE = 22.0, 0.7  # targets, relative to transformers and to the encoder's first pass
-FIRST_BYTES = 4_000_000  # about a slice
+FIRST_BYTES = 8_000_000  # about two slices
 SLOWER = ("gemma3", "mistral_v0_1", "yi", "command_r_plus", "t5")  # models with slower encoders
 SLOWER_TIMES = 8.0
 Row = dict[str, Any]
@@ -81,14 +81,14 @@ def tagged_template(oracle: Oracle, own: str, conversations: Sequence[Row]) -> t
 def against(file: Path, model: Path, peer: Meter, encoder: Meter, pauses: int) -> dict[str, Any]:
     """Runs one worker on a file, with transformers and gigatoken on ranges of it in between."""
     size, encoded = file.stat().st_size, FIRST_BYTES
-    encoder.measure(path=str(file), offset=0, bytes=encoded)  # counts as start-up, as the worker's first slice does
+    encoder.measure(path=str(file), offset=0, bytes=encoded)  # counts as start-up, as the worker's first slices do
     theirs: list[dict[str, Any]] = []
     alone: list[dict[str, Any]] = []
 
     def pause(seen: int) -> None:
         nonlocal encoded
         if seen <= encoded:
-            return  # within the first slice
+            return  # within the first slices
         theirs.append(peer.measure(path=str(file), offset=max(0, min(seen, size - PEER_BYTES)), bytes=PEER_BYTES))
         alone.append(encoder.measure(path=str(file), offset=encoded, bytes=seen - encoded))
         encoded = seen
@@ -153,7 +153,7 @@ def measure(model: Path, rows: Sequence[Row], traces: Sequence[Row], size: int, 
             "transformers_template": ", ".join(name for name, _ in equivalent.values()),
             "refused_rows": len(rows) - len(kept),
         }
-        for name, source, length in (("mixed", kept, size), ("traces", kept_traces, size // 4)):
+        for name, source, length in (("mixed", kept, size), ("traces", kept_traces, size // 2)):
             if source:
                 file = grow_rows(source, length, folder / f"{name}.jsonl", seed=name == "traces")
                 result[name] = against(file, model, peer, encoder, pauses)
@@ -242,12 +242,19 @@ def main() -> int:
     for model in arguments.models:
         models[model.name] = measure(model.absolute(), rows, traces, size, arguments.pauses)
         print(line(model.name, models[model.name]), flush=True)
+        write(arguments.json, models, {})
     scaled = scaling(arguments.models[0].absolute(), rows, size, arguments.rounds) if arguments.rounds else {}
-    met = verdicts(models, scaled)
+    met = write(arguments.json, models, scaled)
     report(models, scaled, met)
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"models": models, **scaled, "met": met}, indent=1))
     return 0 if all(met.values()) else 1
+
+
+def write(file: Path | None, models: dict[str, Any], scaled: dict[str, Any]) -> dict[str, bool]:
+    """Writes the figures so far; returns which targets are met."""
+    met = verdicts(models, scaled)
+    if file:
+        file.write_text(json.dumps({"models": models, **scaled, "met": met}, indent=1))
+    return met
 
 
 if __name__ == "__main__":
