@@ -66,8 +66,8 @@ def benchmarks(models: Path, kinds: dict[str, Path]) -> Iterable[Benchmark]:
     for kind in ("chats", "scripts"):
         given = ("--models", qwen, "--data", str(kinds[kind]), "--megabytes", "32", "--rounds", "0", "--pauses", "3")
         yield Benchmark(f"kind {kind}", "prepare", given)
-    texts = ("--texts", qwen, str(models / "deepseek_v3"))
-    yield Benchmark("floor", "floor", ("--model", qwen, "--data", *every, *texts, "--megabytes", "24"))
+    yield Benchmark("floor", "floor", ("--model", qwen, "--data", *every, "--megabytes", "16"))
+    yield Benchmark("texts", "floor", ("--model", qwen, "--texts", qwen, str(models / "deepseek_v3")))
     yield Benchmark("peers", "peers", ("--model", qwen, "--data", chats, scripts, "--megabytes", "10", "--rounds", "1"))
     yield Benchmark("encoder", "encoder", ("--models", qwen, "--data", *every, "--megabytes", "12"))
     yield Benchmark(

@@ -1,13 +1,14 @@
 """Measures the slowest chat templates and kinds of text: the speed of `penstock.prepare`, relative to an ordinary run.
 
-    python -m benchmarks.floor --model FOLDER --data FILE.jsonl … [--models FOLDER …] [--texts FOLDER …] [--only NAME …]
+    python -m benchmarks.floor --model FOLDER --data FILE.jsonl … [--models FOLDER …] [--only NAME …] [--megabytes 16]
+    python -m benchmarks.floor --model FOLDER --texts FOLDER … [--only NAME …] [--megabytes 16]
 
 Every chat template of PyPI's trl is tried with the tokenizer of `--model` (Qwen2.5), and every folder of `--models`
 with its own tokenizer and template, on files grown from the rows that the template accepts; the ordinary run is that of
-`--model` on the same file. Every folder of `--texts`, of byte-level models, is tried on each kind of text of
-`benchmarks.kinds`; there the ordinary run is that of `--model` on plain English. One worker prepares a file slice by
-slice, alternating with another for the ordinary run, so that both see the same noise. The first slices count as
-start-up; what follows the last is not in the speed either. The first conversations of each also go through
+`--model` on the same file. With `--texts`, folders of byte-level models are tried on each kind of text of
+`benchmarks.kinds` instead; there the ordinary run is that of `--model` on plain English. One worker prepares a file
+slice by slice, alternating with another for the ordinary run, so that both see the same noise. The first slices count
+as start-up; what follows the last is not in the speed either. The first conversations of each also go through
 transformers, whose tokens must be equal. Targets: 0.4 of the ordinary run's CPU-time speed for templates, 0.6 for
 texts. Exits with 1 if one is missed or a token differs.
 """
@@ -140,7 +141,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
     model, size = arguments.model.absolute(), int(arguments.megabytes * 1e6)
-    rows, only = material(arguments.data), arguments.only or ()
+    rows, only = [] if arguments.texts else material(arguments.data), arguments.only or ()
     found: dict[str, dict[str, Any]] = {"templates": {}, "texts": {}}
 
     def add(group: str, name: str, one: dict[str, Any]) -> None:
@@ -151,7 +152,7 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        for tried in [*templates(model, folder), *arguments.models]:
+        for tried in [] if arguments.texts else [*templates(model, folder), *arguments.models]:
             if not only or tried.name in only:
                 add("templates", tried.name, measure(tried.absolute(), model, rows, size))
         files = write_texts(folder, size) if arguments.texts else {}

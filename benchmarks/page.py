@@ -149,21 +149,25 @@ def others(results: Results) -> str:
         f"**Ray**, two slots: {scale['engines']['ray_over_local_megabytes_per_second']:.2f} of local workers' "
         f"throughput; ten times the slices take {scale['driver']['growth']:.2f} times the driver's memory.",
     ]
-    if "floor" in results["benchmarks"]:
-        lines.insert(0, _floor(_result(results, "floor")))
+    found = [name for name in FLOORS if name in results["benchmarks"]]
+    lines[:0] = (_slowest(_result(results, name), *FLOORS[name]) for name in found)
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _floor(found: Results) -> str:
-    slowest = {
-        group: min((one["speed"], name) for name, one in found[group].items() if "speed" in one)
-        for group in ("templates", "texts")
-    }
-    (template, its_name), (text, kind) = slowest["templates"], slowest["texts"]
+FLOORS = {
+    "floor": ("templates", "**Templates**, {count}", "Qwen2.5's"),
+    "texts": ("texts", "**Kinds of text**, {count} with tokenizers", "plain English's"),
+}
+
+
+def _slowest(found: Results, group: str, what: str, ordinary: str) -> str:
+    """The slowest template or kind of text."""
+    speeds = sorted((one["speed"], name) for name, one in found[group].items() if "speed" in one)
+    (slowest, name), least = speeds[0], found["floors"][group]
+    below = sum(speed < least for speed, _ in speeds)
     return (
-        f"**The slowest template** of {len(found['templates'])}, {its_name}, runs at {template:.2f} of the speed of "
-        f"Qwen2.5's; the slowest of {len(found['texts'])} kinds of text and tokenizers ({kind}) at {text:.2f} of plain "
-        "English's."
+        f"{what.format(count=len(speeds))}: the slowest, {name}, runs at {slowest:.2f} of {ordinary} speed; {below} "
+        f"miss {least}."
     )
 
 

@@ -17,7 +17,7 @@ from benchmarks import peers
 from benchmarks.all import RESULTS
 from benchmarks.grow import grow, grown, material
 from benchmarks.kinds import write_kinds, write_texts
-from benchmarks.page import IMAGES, PAGES, _floor, charts, filled
+from benchmarks.page import FLOORS, IMAGES, PAGES, _slowest, charts, filled
 from benchmarks.page import peers as peers_table
 from benchmarks.peers import Comparison
 from benchmarks.prepared import PreparedRows, Stopwatch
@@ -158,14 +158,10 @@ def test_kinds_of_text_are_the_same_every_time(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_the_slowest_template_and_text_are_named() -> None:
-    found = {
-        "templates": {"a": {"speed": 0.7}, "b": {"speed": 0.5}, "c": {"refused_rows": 9}},
-        "texts": {"Hindi, x": {"speed": 0.65}, "code, x": {"speed": 1.2}},
-    }
-    line = _floor(found)
-    assert "template** of 3, b, runs at 0.50" in line
-    assert "of 2 kinds of text and tokenizers (Hindi, x) at 0.65" in line
+def test_the_slowest_template_is_named() -> None:
+    speeds = {"a": {"speed": 0.7}, "b": {"speed": 0.3}, "c": {"refused_rows": 9}}
+    line = _slowest({"templates": speeds, "floors": {"templates": 0.4}}, *FLOORS["floor"])
+    assert line == "**Templates**, 2: the slowest, b, runs at 0.30 of Qwen2.5's speed; 1 miss 0.4."
 
 
 @pytest.mark.parametrize("package", ["benchmarks", "tools"])
