@@ -16,6 +16,7 @@ import numpy as np
 from penstock.arrays import Bool, Int64
 from penstock.errors import UsageError, ViewError
 from penstock.load.options import HoldoutSide, LossMask, Overlong, ViewOptions
+from penstock.load.parts import PART_NAMES
 from penstock.load.policy import Runs, Tally, UInt64, run_weights, undivided
 from penstock.prepare.chat.conversation import Part, Role
 from penstock.prepare.encode.columns import Columns
@@ -219,6 +220,15 @@ class Ledger:
     def dropped(self) -> int:
         """Tokens dropped for any reason."""
         return sum(self.dropped_tokens.values())
+
+    @property
+    def by_part(self) -> dict[str, tuple[int, int]]:
+        """The tokens that are served, and the trained ones among them, by part."""
+        return {
+            name: (trained + self.masked_by_part.get(name, 0), trained)
+            for name in PART_NAMES.values()
+            if (trained := self.trained_by_part.get(name, 0)) or name in self.masked_by_part
+        }
 
     @property
     def adds_up(self) -> bool:

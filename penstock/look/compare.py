@@ -22,9 +22,11 @@ from penstock.arrays import Bool, Int64
 from penstock.errors import UsageError
 from penstock.load.example import Example, place_of
 from penstock.load.options import LossMask, LossPolicy
+from penstock.load.parts import PART_NAMES
 from penstock.load.windows import Rows, row_hashes
 from penstock.look.survey import survey, whole
 from penstock.look.tokens import TokenBytes, example_of, safe_bytes, text_of
+from penstock.prepare.chat.conversation import Part
 from penstock.prepare.encode.columns import Columns
 from penstock.store.dataset import Dataset
 
@@ -59,6 +61,7 @@ class Difference(NamedTuple):
     now_id: int | None
     tokens: tuple[int, int]
     trained: tuple[int, int]
+    parts: tuple[str, str]  # of that token
     masks_only: bool = False
 
 
@@ -283,18 +286,26 @@ def _describe(
                 int(right.input_ids[at]) if at < len(right) else None,
                 (len(left), len(right)),
                 (int(left.loss_mask.sum()), int(right.loss_mask.sum())),
+                (_part_at(left, at), _part_at(right, at)),
                 masks_only,
             )
 
 
 def _first_difference(left: Example, right: Example, masks_only: bool) -> int | None:
-    """The first token that differs in its id or, if only masks are compared, in its weight."""
+    """The first token that differs in its id or, if only masks are compared, in its weight, or else in its part."""
     length = min(len(left), len(right))
     if masks_only:
         differ: Bool = left.loss_weights[:length] != right.loss_weights[:length]
-        return int(np.argmax(differ)) if differ.any() else 0
+        if not differ.any():
+            differ = np.not_equal(*(example.runs.parts.repeat(example.runs.lengths) for example in (left, right)))
+        return int(np.argmax(differ))
     differ = left.input_ids[:length] != right.input_ids[:length]
     return int(np.argmax(differ)) if differ.any() else None if len(left) == len(right) else length
+
+
+def _part_at(example: Example, at: int) -> str:
+    run = int(np.searchsorted(example.runs.ends, at, side="right"))
+    return PART_NAMES[Part(int(example.runs.parts[run]))] if run < len(example.runs.parts) else "end"
 
 
 def _text_at(example: Example, at: int, table: TokenBytes) -> str:

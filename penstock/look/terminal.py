@@ -20,6 +20,7 @@ from rich.text import Text
 from penstock.build.estimate import Estimate
 from penstock.errors import UsageError
 from penstock.load.example import Example, Pair
+from penstock.load.parts import PART_NAMES
 from penstock.load.view import Served
 from penstock.look.compare import DatasetDiff, Difference
 from penstock.look.statistics import Spread, Stats
@@ -31,6 +32,15 @@ if TYPE_CHECKING:
 
 
 TokenBytes = Callable[[int], bytes]
+_LEAST_WIDTH = len("context")
+_COLOURS = {  # of names of parts; markup is plain
+    Part.REASONING: "magenta",
+    Part.REASONING_MARKUP: "magenta",
+    Part.EMPTY_REASONING: "magenta",
+    Part.CALL_NAME: "yellow",
+    Part.CALL_ARGUMENTS: "yellow",
+    Part.CALL_MARKUP: "yellow",
+}
 
 
 class Stretch(NamedTuple):
@@ -87,24 +97,27 @@ def _show_example(example: Example, side: str, token_bytes: TokenBytes, console:
     label = "" if example.desirable is None else f" · {label_name(example.desirable)}"
     place = f"{member}row {example.row.row} of source {example.row.source}{label}"
     _line(console, Text(f"{side}{place} · {total} tokens, {trained} trained ({trained / total:.0%}){begin}", "bold"))
-    _line(console, Text(f"{'#':>4}  {'role':<9}  {'part':<7}  {'tokens':>6}  {'weight':>6}", "dim"))
-    for stretch in stretches(example):
-        _show_stretch(stretch, token_bytes, console)
+    found = list(stretches(example))
+    width = max([_LEAST_WIDTH, *(len(PART_NAMES[stretch.part]) for stretch in found)])
+    _line(console, Text(f"{'#':>4}  {'role':<9}  {'part':<{width}}  {'tokens':>6}  {'weight':>6}", "dim"))
+    for stretch in found:
+        _show_stretch(stretch, width, token_bytes, console)
 
 
-def _show_stretch(stretch: Stretch, token_bytes: TokenBytes, console: Console) -> None:
+def _show_stretch(stretch: Stretch, width: int, token_bytes: TokenBytes, console: Console) -> None:
     trained = stretch.weight > 0
     number = "" if stretch.message < 0 else str(stretch.message)
-    role, part = stretch.role.name.lower(), stretch.part.name.lower()
+    role, part = stretch.role.name.lower(), PART_NAMES[stretch.part]
     if stretch.role is Role.NONE:  # named as in reports
         role, part = "template", ""
     weight = f"{stretch.weight:g}" if trained else ""
-    label = f"{number:>4}  {role:<9}  {part:<7}  {len(stretch.ids):>6}  {weight:>6}  "
+    label = Text(f"{number:>4}  {role:<9}  {part:<{width}}  {len(stretch.ids):>6}  {weight:>6}  ", "cyan")
+    label.stylize(_COLOURS.get(stretch.part, ""), 17, 17 + width)
     for line in visible_lines(b"".join(map(token_bytes, stretch.ids))):
         gutter = "+│ " if trained else " │ "
         for piece in _wrapped(line, console, len(label) + len(gutter)):
-            _line(console, Text.assemble((label, "cyan"), (gutter, "dim"), (piece, "green" if trained else "dim")))
-            label = " " * len(label)
+            _line(console, Text.assemble(label, (gutter, "dim"), (piece, "green" if trained else "dim")))
+            label = Text(" " * len(label))
 
 
 def _wrapped(line: str, console: Console, indent: int) -> list[str]:
@@ -190,8 +203,8 @@ _BAR = 40
 
 
 def stats_table(stats: Stats) -> Group:
-    """Totals, tokens by role, a histogram of lengths, and both modes of `--turns` if they differ."""
-    parts = [_numbers(stats), _roles(stats), _histogram(stats)]
+    """Totals, tokens by role and part, a histogram of lengths, and both modes of `--turns` if they differ."""
+    parts = [_numbers(stats), _roles(stats), _parts(stats), _histogram(stats)]
     return Group(*parts, *([_turns(stats.turns)] if stats.turns else []))
 
 
@@ -232,6 +245,13 @@ def _roles(stats: Stats) -> Table:
     table = _grid("\ntokens by role")
     for role, tokens in stats.tokens_by_role.items():
         table.add_row("template" if role == "none" else role, f"{tokens:,} ({tokens / stats.tokens:.1%})")
+    return table
+
+
+def _parts(stats: Stats) -> Table:
+    table = _grid("\ntrained tokens by part")
+    for part, (tokens, trained) in stats.ledger.by_part.items():
+        table.add_row(part, f"{trained:,} of {tokens:,} ({trained / tokens:.1%})")
     return table
 
 
@@ -302,9 +322,10 @@ def _totals(compared: DatasetDiff) -> Table:
 def _print_difference(one: Difference, console: Console) -> None:
     side = f" ({one.side})" if one.side else ""
     kind = "mask" if one.masks_only else "token"
+    parts = f", {one.parts[0]} → {one.parts[1]}" if one.parts[0] != one.parts[1] else ""
     head = (
         f"row {one.before} of A, row {one.after} of B{side}, {one.place}: {kind} {one.token} differs; "
-        f"{one.tokens[0]:,} → {one.tokens[1]:,} tokens, {one.trained[0]:,} → {one.trained[1]:,} trained"
+        f"{one.tokens[0]:,} → {one.tokens[1]:,} tokens, {one.trained[0]:,} → {one.trained[1]:,} trained{parts}"
     )
     console.print(Text(head, "bold"), soft_wrap=True)
     for sign, text, token in (("-", one.was, one.was_id), ("+", one.now, one.now_id)):

@@ -15,32 +15,10 @@ from penstock.load.parts import CHOICES, part_table
 from penstock.load.view import Mixture, mix
 from penstock.prepare.chat.conversation import BODY_PARTS, Part, Role
 from tests.support.memory_dataset import MemoryDataset, Piece
-from tests.support.view_rows import chat, tool_chat
+from tests.support.view_rows import PARTS, answer, chat, tool_chat
 
 SINGLE = [name for name, parts in CHOICES.items() if len(parts) == 1 and name != "tail"]
 P = Part
-PARTS = [
-    P.HEADER,
-    P.REASONING_MARKUP,
-    P.REASONING,
-    P.REASONING_MARKUP,
-    P.CONTENT,
-    P.CALL_MARKUP,
-    P.CALL_NAME,
-    P.CALL_ARGUMENTS,
-    P.CALL_MARKUP,
-    P.MARKUP,
-    P.STOP,
-    P.TAIL,
-]
-
-
-def answer(number: int, parts: list[Part] = PARTS, first_id: int = 100, weight: float | None = None) -> list[Piece]:
-    """An assistant's message with two tokens of each part."""
-    return [
-        Piece(number, Role.ASSISTANT, part, (first_id + 2 * at, first_id + 2 * at + 1), weight)
-        for at, part in enumerate(parts)
-    ]
 
 
 def row(weight: float | None = None) -> list[Piece]:

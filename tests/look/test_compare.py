@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.errors import UsageError
+from penstock.load.options import LossMask, LossPolicy
 from penstock.look.compare import _match, compare
+from penstock.prepare.chat.conversation import Part, Role
 from tests.support.command import run
+from tests.support.memory_dataset import MemoryDataset, Piece
 
 ROOT = Path(ps.__file__).parent.parent
 Prepare = Callable[..., ps.Dataset]
@@ -108,6 +111,22 @@ def test_a_changed_mask_is_distinguished_from_changed_tokens(make: Prepare) -> N
     noted = [*ROWS[:5], {**ROWS[5], "note": "unused"}]
     found = compare(make(ROWS), make(noted))
     assert (found.changed, found.masks_changed, found.content_changed, found.equal) == (0, 0, 1, False)
+
+
+def test_a_body_that_is_divided_differs_by_its_parts() -> None:
+    header, *bodies, stop = (Piece(0, Role.ASSISTANT, part, (at,)) for at, part in enumerate(DIVIDED))
+    whole = Piece(0, Role.ASSISTANT, Part.BODY, (1, 2))
+    old, new = (MemoryDataset.of([[header, *body, stop]]) for body in ([whole], bodies))
+    # Rows are matched by content, which is the same.
+    new.shards.columns(0).row_hashes[:] = old.shards.columns(0).row_hashes
+    found = compare(old, new)
+    assert (found.masks_changed, found.before.trained, found.after.trained) == (1, 3, 3)
+    assert (found.differences[0].token, found.differences[0].parts) == (1, ("body", "reasoning"))
+    only = LossMask(LossPolicy.ALL_ASSISTANT_MESSAGES, "content")
+    assert compare(new, new, only).after.trained == 1
+
+
+DIVIDED = (Part.HEADER, Part.REASONING, Part.CONTENT, Part.STOP)
 
 
 def test_pairs_compare_with_pairs(make: Prepare, pairs: ps.Dataset) -> None:

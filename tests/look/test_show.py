@@ -25,9 +25,9 @@ ROW = [
 ]
 
 
-def printed(dataset: MemoryDataset, **console: object) -> str:
+def printed(dataset: MemoryDataset, console: dict[str, object] | None = None, parts: str = "") -> str:
     out = io.StringIO()
-    show(dataset.view(), 0, TEXT.__getitem__, Console(file=out, **console))  # type: ignore[arg-type]
+    show(dataset.view(parts=parts), 0, TEXT.__getitem__, Console(file=out, **console or {}))  # type: ignore[arg-type]
     return out.getvalue()
 
 
@@ -50,8 +50,19 @@ def test_every_part_fits_its_column() -> None:
     assert len({line.index("│") for line in out.splitlines()[2:]}) == 1
 
 
+def test_parts_of_an_answer_are_named() -> None:
+    parts = [Part.REASONING_MARKUP, Part.REASONING, Part.CONTENT, Part.STOP]
+    dataset = MemoryDataset.of([[Piece(2, Role.ASSISTANT, part, (4,)) for part in parts]])
+    lines = printed(dataset, parts="-=reasoning").splitlines()
+    assert lines[1] == "   #  role       part              tokens  weight"
+    assert lines[2] == "   2  assistant  reasoning_markup       1       1  +│ Hello"
+    assert lines[3] == "   2  assistant  reasoning              1           │ Hello"
+    out = printed(dataset, {"force_terminal": True, "color_system": "standard", "no_color": False})
+    assert "\x1b[35mreasoning_markup\x1b[0m" in out
+
+
 def test_with_colours_trained_text_is_green() -> None:
-    out = printed(MemoryDataset.of([ROW]), force_terminal=True, color_system="standard", no_color=False)
+    out = printed(MemoryDataset.of([ROW]), {"force_terminal": True, "color_system": "standard", "no_color": False})
     assert "\x1b[32mHelloHello\x1b[0m" in out
     assert "\x1b[31m" not in out, "a colour in the data does not act"
 

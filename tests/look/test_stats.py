@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import orjson
@@ -20,7 +21,7 @@ from penstock.look.statistics import Bin, Copies, Flagged, Named, SourceCounts, 
 from penstock.look.terminal import stats_table
 from penstock.prepare.chat.conversation import Part, Role
 from tests.support.memory_dataset import MemoryDataset, Piece
-from tests.support.view_rows import chat, pairs, rows
+from tests.support.view_rows import answer, chat, pairs, rows
 
 SHORT = chat((Role.USER, 3), (Role.ASSISTANT, 2))  # 3 + 2 + 2 + 1 + 1 = 9
 LONG = chat((Role.SYSTEM, 4), (Role.USER, 6), (Role.ASSISTANT, 16))  # 30
@@ -47,6 +48,20 @@ def test_all_rows_of_a_dataset_are_counted() -> None:
     assert seen.sources == (SourceCounts(0, "source 0", 5, 54, 23),)
     assert seen.limits[0] == Limit(32, 0, 0, 0.0)
     assert seen.packing[0] == Fill(32, 2, 54, 1 - 54 / 64, 0)
+
+
+def test_tokens_are_counted_by_part() -> None:
+    view = MemoryDataset.of([answer(0), SHORT]).view(parts="body", part_weights={"body": 0.5})
+    seen = stats(view)
+    assert seen.ledger.by_part["reasoning_markup"] == (4, 4)
+    assert (seen.ledger.by_part["body"], seen.ledger.by_part["stop"]) == ((5, 2), (3, 0))
+    assert sum(tokens for tokens, _ in seen.ledger.by_part.values()) == seen.tokens
+    assert sum(trained for _, trained in seen.ledger.by_part.values()) == seen.trained
+    assert "no_stop" not in seen.flags, "it is left out on purpose"
+    with Console(width=100, file=io.StringIO(), record=True) as console:
+        console.print(stats_table(seen))
+    assert re.search(r"call_arguments +2 of 2 \(100.0%\)", console.export_text())
+    assert "<td" in seen._repr_html_() and "call_arguments" in seen._repr_html_()
 
 
 def test_rows_with_problems_are_flagged() -> None:

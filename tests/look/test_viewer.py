@@ -68,6 +68,9 @@ def test_filters_agree_with_a_plain_loop(viewer: str, dataset: ps.Dataset) -> No
     view = dataset.view()
     tools = {int(n) for n, ex in zip(view.index.rows, view, strict=True) if (ex.runs.roles == Role.TOOL.value).any()}
     assert f"of {len(tools)} rows that pass" in ask(viewer, "/?role=tool")[1]
+
+    assert f"of {len(dataset)} rows that pass" in ask(viewer, "/?part=body")[1]
+    assert "No row passes" in ask(viewer, "/?part=empty_reasoning")[1]
     long = sum(length >= 100 for length in view.lengths.tolist())
     assert f"of {long} rows that pass" in ask(viewer, "/?min=100")[1]
     assert "of 6 rows that pass" in ask(viewer, "/?source=0")[1]

@@ -89,6 +89,10 @@ class MemoryDataset(Dataset):
         return self._arguments[1]
 
     @property
+    def tokens(self) -> int:
+        return self.ledger.tokens
+
+    @property
     def is_preference(self) -> bool:
         return self._arguments[2]
 

@@ -83,3 +83,27 @@ def tool_chat(weights: dict[int, float] | None = None) -> list[Piece]:
         (Role.ASSISTANT, 2),
         weights=weights,
     )
+
+
+PARTS = [
+    Part.HEADER,
+    Part.REASONING_MARKUP,
+    Part.REASONING,
+    Part.REASONING_MARKUP,
+    Part.CONTENT,
+    Part.CALL_MARKUP,
+    Part.CALL_NAME,
+    Part.CALL_ARGUMENTS,
+    Part.CALL_MARKUP,
+    Part.MARKUP,
+    Part.STOP,
+    Part.TAIL,
+]
+
+
+def answer(number: int, parts: list[Part] = PARTS, first_id: int = 100, weight: float | None = None) -> list[Piece]:
+    """An assistant's message that is divided into parts, with two tokens of each."""
+    return [
+        Piece(number, Role.ASSISTANT, part, (first_id + 2 * at, first_id + 2 * at + 1), weight)
+        for at, part in enumerate(parts)
+    ]

@@ -26,12 +26,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.arrays import Bool
 from penstock.errors import PenstockError
 from penstock.load.options import LossPolicy
+from penstock.load.parts import PART_NAMES
 from penstock.look.html import PAGES, link, render
 from penstock.look.survey import Flag
 from penstock.look.tokens import ROLE_NAMES, blocks, text_of, visible_text
 from penstock.look.viewer.batch_page import Query, batch_page
 from penstock.look.viewer.session import SORTS, Filters, Session
-from penstock.prepare.chat.conversation import Role
+from penstock.prepare.chat.conversation import BODY_PARTS, Role
 
 # ---- guard -----------------------------------------------------------------------------------------------------------
 # Middleware that guards every page: read-only, for the user who started the viewer, with no foreign scripts.
@@ -141,6 +142,7 @@ STATIC: Final = {
     "viewer.js": "text/javascript",
 }
 ROLES: Final = [name for role, name in ROLE_NAMES.items() if role is not Role.NONE]
+PARTS: Final = [PART_NAMES[part] for part in BODY_PARTS]
 FLAGS: Final = [str(flag.name).lower() for flag in Flag]
 Page = Callable[[Session, Request], Response]
 
@@ -191,6 +193,7 @@ def _page(template: str, session: Session, title: str, **values: Any) -> Respons
 def _filters(query: Query) -> Filters:
     return Filters(
         role=query.choice("role", ROLES),
+        part=query.choice("part", PARTS),
         shortest=query.number("min"),
         longest=query.number("max"),
         least=query.number("share_min", high=100),
@@ -203,7 +206,7 @@ def _filters(query: Query) -> Filters:
 
 def _asked(filters: Filters, text: str = "") -> dict[str, object]:
     """Filters from a query string."""
-    names = ("role", "min", "max", "share_min", "share_max", "warning", "source", "sort")
+    names = ("role", "part", "min", "max", "share_min", "share_max", "warning", "source", "sort")
     return {"q": text, **dict(zip(names, filters, strict=True))}
 
 
@@ -226,7 +229,7 @@ def rows_page(session: Session, request: Request) -> Response:
     asked = _asked(filters, text)
     return _page(
         "rows.html", session, session.name, rows=rows, total=total, page=page, pages=max(1, -(-total // PER_PAGE)),
-        first=first, filters=filters, text=text, roles=ROLES, sorts=SORTS, flags=FLAGS,
+        first=first, filters=filters, text=text, roles=ROLES, parts=PARTS, sorts=SORTS, flags=FLAGS,
         counts=session.catalog.flags() if session.catalog.ready else {}, turn=lambda n: link("/", {**asked, "page": n}),
         of_row=lambda n: link(f"/row/{n}", asked), search=link("/search", asked),
     )  # fmt: skip

@@ -25,9 +25,9 @@ from penstock.load.windows import Rows, row_hashes
 from penstock.look.compare import DatasetDiff, compare
 from penstock.look.options import SHARDS_OPEN, LookOptions, open_to_look
 from penstock.look.report import report_figures
-from penstock.look.survey import Extents, Flag, repeated, survey, whole
+from penstock.look.survey import Extents, Flag, UInt16, repeated, survey, whole
 from penstock.look.tokens import ROLE_NAMES, TokenBytes, example_of, safe_bytes, text_of, visible_text
-from penstock.prepare.chat.conversation import BODY_PARTS, Role
+from penstock.prepare.chat.conversation import BODY_PARTS, Part, Role
 from penstock.prepare.encode.columns import Columns
 from penstock.store.dataset import Dataset
 
@@ -145,7 +145,7 @@ def _clipped(text: bytes, cut: bool, *, left: bool) -> str:
 
 # ---- catalog ---------------------------------------------------------------------------------------------------------
 #
-# The catalog behind the viewer's filters: 10 bytes per row, read in the background within a second or two.
+# The catalog behind the viewer's filters: 12 bytes per row, read in the background within a second or two.
 #
 # Until it is ready, rows are listed directly from their shards; a page that filters or sorts waits for it.
 
@@ -154,6 +154,7 @@ class Filters(NamedTuple):
     """Which rows to list, and in which order; None and empty values match any row."""
 
     role: str = ""
+    part: str = ""
     shortest: int | None = None
     longest: int | None = None
     least: int | None = None  # trained share in percent
@@ -168,11 +169,12 @@ class Filters(NamedTuple):
         return self != Filters()
 
 
+Bits = TypeVar("Bits", UInt8, UInt16)
 SORTS = {"": "row number", "longest": "longest first", "shortest": "shortest first", "least": "least trained first"}
 
 
 class Catalog:
-    """Lengths, trained tokens, roles and flags of all rows under one loss policy."""
+    """Lengths, trained tokens, roles, parts and flags of all rows under one loss policy."""
 
     def __init__(self, dataset: Dataset, settings: ViewOptions) -> None:
         self._dataset, self._settings = dataset, settings
@@ -185,6 +187,7 @@ class Catalog:
         rows = int(self.bounds[-1])
         self._lengths, self._trained = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
         self._roles, self._flags = np.zeros(rows, np.uint8), np.zeros(rows, np.uint8)
+        self._parts = np.zeros(rows, np.uint16)
         self._starting = threading.Lock()
         self._started = False
 
@@ -229,6 +232,8 @@ class Catalog:
         keep = np.ones(len(self._lengths), np.bool_)
         if filters.role:
             keep &= self._roles & (1 << Role[filters.role.upper()].value) != 0
+        if filters.part:
+            keep &= self._parts & (1 << Part[filters.part.upper()].value) != 0
         if filters.shortest is not None:
             keep &= self._lengths >= filters.shortest
         if filters.longest is not None:
@@ -271,15 +276,16 @@ class Catalog:
         self._lengths[own] = sizes.sum(axis=1)
         self._trained[own] = seen.trained.reshape(-1, self._sides).sum(axis=1)
         self._roles[own] = _either(seen.roles, self._sides)
+        self._parts[own] = _either(seen.parts, self._sides)
         overlong = (sizes.max(axis=1) > limit) if limit is not None else np.zeros(len(sizes), np.bool_)
         self._flags[own] = _either(seen.flags, self._sides) | np.where(overlong, Flag.OVERLONG, 0).astype(np.uint8)
         self.done = shard + 1
         return row_hashes(rows.columns).copy()
 
 
-def _either(values: UInt8, sides: int) -> UInt8:
+def _either(values: Bits, sides: int) -> Bits:
     """The bits of a row: those of its sequence, or of both sides of a pair combined."""
-    joined: UInt8 = np.bitwise_or.reduce(values.reshape(-1, sides), axis=1)
+    joined: Bits = np.bitwise_or.reduce(values.reshape(-1, sides), axis=1)
     return joined
 
 
