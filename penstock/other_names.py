@@ -72,6 +72,7 @@ SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("pad_token", "pad_token_id"), "pad_id"),
     **dict.fromkeys(("return_tensors", "with_format", "tensor_type"), "framework"),
     **dict.fromkeys(("num_proc", "num_workers", "dataset_num_proc"), "workers"),
+    "loss_scale": "part_weights",
     "side": "padding_side",
     "part": "holdout_side",
 }
@@ -133,6 +134,7 @@ MOVED: Mapping[str, str] = {
     "feed.tail": "loader.incomplete_step",
     "loader.tail": "loader.incomplete_step",
     **{f"data.{key}": f"view.{key}" for key in ("train_on", "max_length", "overlong", "regions_unknown")},
+    **{f"data.{key}": f"view.{key}" for key in ("parts", "part_weights")},
     **{f"eval.{key}": f"view.{key}" for key in ("holdout", "holdout_seed")},
 }
 TRAIN_HINTS: Mapping[str, str] = {

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.build.conversations import ConversationReader
 from penstock.build.outcome import COMPARED_ROWS
-from penstock.prepare.chat.conversation import Part, Role
+from penstock.prepare.chat.conversation import BODY_PARTS, Part, Role
 from penstock.prepare.chat.notes import Note
 from penstock.prepare.encode.columns import Columns
 from penstock.prepare.encode.encoder import Encoder
@@ -116,7 +116,7 @@ def compare_stored(dataset: Dataset) -> TurnsCompared | None:
 
 
 def _is_trained(columns: Columns) -> Any:
-    return (columns.segment_roles == Role.ASSISTANT) & np.isin(columns.segment_parts, (Part.BODY, Part.STOP))
+    return (columns.segment_roles == Role.ASSISTANT) & np.isin(columns.segment_parts, (*BODY_PARTS, Part.STOP))
 
 
 def _totals(columns: Columns) -> ModeTotals:

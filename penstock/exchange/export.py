@@ -369,7 +369,7 @@ def _check_rows(rows: ExportRows, to: str, chosen: ExportFormat, weights: Weight
         raise UsageError(f"--to {to} does not support packed rows: its trainer packs. Omit --capacity.")
     if not chosen.supports.weights and weights is Weights.ERROR and rows.weighted:
         raise UsageError(
-            f"some messages have loss weights other than 0 and 1, and {to} only supports a mask. "
+            f"some tokens have loss weights other than 0 and 1, and {to} only supports a mask. "
             "Use hf, parquet or jsonl, which carry loss_weights, or --weights mask to train such tokens fully."
         )
 

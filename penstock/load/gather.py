@@ -115,16 +115,17 @@ class Gatherer:
             found.append(int(labels[number]))
         return np.array(found, np.int64)
 
-    def trained_roles(self, items: Int64) -> tuple[UInt8, Int64]:
-        """The roles of the tokens predicted with a loss, in order, and the number of them in each item."""
+    def trained_origins(self, items: Int64) -> tuple[UInt8, UInt8, Int64]:
+        """The roles and parts of the tokens predicted with a loss, in order, and the number of them in each item."""
         sequences, _ = self.locate(items)
         if not len(sequences.lengths):
-            return np.empty(0, np.uint8), np.empty(0, np.int64)
+            return np.empty(0, np.uint8), np.empty(0, np.uint8), np.empty(0, np.int64)
         _, runs, _ = self._read(sequences)
         trained = cut_out(self._run_weights(sequences.parts, runs), runs, sequences) > 0
         firsts = np.cumsum(sequences.lengths) - sequences.lengths
         trained[firsts] = False
-        return cut_out(runs.roles, runs, sequences)[trained], np.add.reduceat(trained.astype(np.int64), firsts)
+        roles, parts = (cut_out(values, runs, sequences)[trained] for values in (runs.roles, runs.parts))
+        return roles, parts, np.add.reduceat(trained.astype(np.int64), firsts)
 
     def locate(self, items: Int64) -> tuple[Located, Int64]:
         """Locate the sequences of these items, and the prompts of pairs."""

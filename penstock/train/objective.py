@@ -20,6 +20,7 @@ from penstock.load.collate import Batch
 from penstock.load.example import IGNORED
 from penstock.load.gather import Gatherer
 from penstock.load.options import LossPolicy
+from penstock.load.parts import PART_NAMES
 from penstock.load.view import Served
 from penstock.prepare.chat.conversation import Role
 from penstock.train.config import Mean
@@ -102,11 +103,12 @@ def dpo_terms(policy: Tensor, reference: Tensor, beta: float, label_smoothing: f
 
 
 # ---- groups ----------------------------------------------------------------------------------------------------------
-# Losses by source and by role: which group each term of a batch's loss belongs to.
+# Losses by source, role and part: which group each term of a batch's loss belongs to.
 #
-# Sources are the parts of a mixture, or the files of one dataset; a single one makes no group. Roles make groups where
-# a loss policy may train more than one. Terms stand in the order of the batch: of a token loss they are its trained
-# tokens, sequence by sequence, of an item loss its items.
+# Sources are the members of a mixture, or the files of one dataset; a single one makes no group. Roles make groups
+# where a loss policy may train more than one. The loss of a part is the mean over its tokens, without their weights.
+# Terms appear in the order of the batch: of a token loss they are its trained tokens, sequence by sequence, of an item
+# loss its items.
 
 
 ROLES = {role: f"loss_by_role/{role.name.lower()}" for role in Role if role is not Role.NONE}
@@ -129,7 +131,10 @@ class Groups:
         self._sources = [f"loss_by_source/{name}" for name in names] if len(names) > 1 else []
         self._has_roles = any(view.settings.policy not in ONE_ROLE for view in views)
         roles = list(ROLES.values()) if self._has_roles and not served.is_preference else []
-        self.names = [*self._sources, *roles]
+        trained = {} if served.is_preference or served.is_labelled else served.ledger.trained_by_part
+        parts = [part for part, name in PART_NAMES.items() if name in trained]
+        self._parts = {part: f"loss_by_part/{PART_NAMES[part]}" for part in parts if len(parts) > 1}
+        self.names = [*self._sources, *roles, *self._parts.values()]
 
     def by_item(self, batch: Batch, losses: Tensor) -> Grouped:
         """Sums over groups, given the loss of each item."""
@@ -141,13 +146,16 @@ class Groups:
         """Sums over groups, given the weighted loss and the weight of each trained token."""
         if not self.names:
             return {}
-        roles, counts = self._gather.trained_roles(batch.items)
+        roles, parts, counts = self._gather.trained_origins(batch.items)
         found: dict[str, tuple[Tensor, Tensor]] = {}
         if self._sources:
             found |= _sums(losses, weights, np.repeat(self._source_of(batch), counts), self._sources)
         if self._has_roles:
             numbers = np.searchsorted(np.array(list(ROLES)), roles)
             found |= _sums(losses, weights, numbers, list(ROLES.values()))
+        if self._parts:
+            numbers, plain = np.searchsorted(np.array(list(self._parts)), parts), losses.detach() / weights
+            found |= _sums(plain, torch.ones_like(plain), numbers, list(self._parts.values()))
         return found
 
     def _source_of(self, batch: Batch) -> Int64:
@@ -171,7 +179,7 @@ Grouped = Mapping[str, tuple[Tensor, Tensor]]  # by name: the sum of losses, and
 
 
 class Sums(NamedTuple):
-    """Sums over a micro-batch: of its losses, of further measures, and of losses by source and role."""
+    """Sums over a micro-batch: of its losses, of further measures, and of losses by source, role and part."""
 
     loss: Tensor
     measures: Mapping[str, Tensor]

@@ -23,6 +23,7 @@ from penstock.load.example import Example, Pair
 from penstock.load.options import PlanOptions
 from penstock.load.plan import Plan
 from penstock.load.view import Count, Served, mix
+from penstock.prepare.chat.conversation import Part, Role
 from tests.exchange.readers import READERS, Row, read
 from tests.support import view_rows as made
 from tests.support.memory_dataset import MemoryDataset, Piece
@@ -100,6 +101,13 @@ def test_singles(
     if not len(view) or (to.startswith("skyrl") and view.lengths.min() < 2):  # refused; see test_refusals.py
         return
     check(to, view, part_tokens=part_tokens, workers=2)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_masks_of_parts(to: str) -> None:
+    rows = [[Piece(0, Role.USER, Part.BODY, (1, 2)), *made.answer(1, first_id=9 * at)] for at in range(5)]
+    for options in ({"parts": "-reasoning,+tail"}, {"parts": "=reasoning"}, {"part_weights": {"calls": 0.5}}):
+        check(to, MemoryDataset.of(rows, shard_rows=2).view(**options), part_tokens=30)
 
 
 @pytest.mark.parametrize("to", [to for to in FORMATS if find_format(to).supports.packed])

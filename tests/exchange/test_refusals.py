@@ -14,11 +14,13 @@ from penstock.errors import PenstockError, RegionsUnknown, StoreError, UsageErro
 from penstock.exchange import export as exporter
 from penstock.exchange import rows as export_rows
 from penstock.exchange.export import export
+from penstock.exchange.format import find_format
+from penstock.exchange.formats import format_names
 from penstock.prepare.chat.conversation import Part, Role
 from tests.support.feed_data import pair_view, view
 from tests.support.forks import Forks
 from tests.support.memory_dataset import MemoryDataset, Piece
-from tests.support.view_rows import chat
+from tests.support.view_rows import answer, chat
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +49,17 @@ def refused(kind: type[PenstockError], text: str, place: Path, served: Any, to: 
 )
 def test_invalid_options(tmp_path: Path, to: str, options: dict[str, Any], text: str) -> None:
     refused(UsageError, text, tmp_path, view(9), to, **options)
+
+
+@pytest.mark.parametrize("to", format_names())
+def test_fractional_weights_of_parts(tmp_path: Path, to: str) -> None:
+    rows = [[Piece(0, Role.USER, Part.BODY, (1,)), *answer(1)]] * 2
+    served = MemoryDataset.of(rows).view(part_weights={"reasoning": 0.5})
+    if find_format(to).supports.weights:
+        assert to in ("hf", "jsonl", "parquet")
+        export(served, to, tmp_path / "out")
+    else:
+        refused(UsageError, f"some tokens have loss weights .*, and {to} only supports a mask", tmp_path, served, to)
 
 
 @pytest.mark.parametrize("to", ["olmo", "megatron", "axolotl", "skyrl", "skyrl_cache", "verl", "torchtune", "nemo"])

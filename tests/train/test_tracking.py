@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import penstock as ps
 from penstock.errors import UnsupportedError, UsageError
 from penstock.load.options import Collate
+from penstock.prepare.chat.conversation import Part
 from penstock.train.config import Mean
 from penstock.train.objective import Groups, Policy, Sft
 from penstock.train.run import train
@@ -43,11 +44,11 @@ def two_sources(config: Config, examples: Path, cache: Path, method: str = "sft"
 @pytest.mark.parametrize("collate", [Collate.PADDED, Collate.PACKED])
 def test_losses_by_source_and_role_are_exact(collate: Collate, examples: Path, models: Path, cache: Path) -> None:
     ds = ps.prepare(examples / "data/chats.jsonl", tokenizer=examples / "tokenizer", cache=cache)
-    parts = {
+    members = {
         "first": (ds.view(train_on="all_messages", max_length=90), 1.0),
         "second": (ds.view(train_on="all_user_and_system_messages", max_length=64), 0.5),
     }
-    mixed = ps.mix(parts, seed=1)
+    mixed = ps.mix(members, seed=1)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(models / "llama"))
     policy = Policy(model, model, torch.device("cpu"), None)
@@ -62,13 +63,17 @@ def test_losses_by_source_and_role_are_exact(collate: Collate, examples: Path, m
         with torch.no_grad():
             logits = model(torch.from_numpy(example.input_ids)[None]).logits[0]
         losses = -torch.log_softmax(logits[:-1], -1)[torch.arange(len(example) - 1), example.input_ids[1:]]
-        roles = np.repeat(example.runs.roles, example.runs.lengths)
+        roles, parts = (np.repeat(of, example.runs.lengths) for of in (example.runs.roles, example.runs.parts))
         for k, weight in enumerate(example.loss_weights[1:].tolist()):
             role = {1: "system", 2: "user", 3: "assistant", 4: "tool"}.get(int(roles[k + 1]), "other")
             for group in (f"loss_by_source/{name}", f"loss_by_role/{role}") if weight else ():
                 expected[group][0] += losses[k].item() * weight
                 expected[group][1] += weight
-    assert sum(weight for _, weight in expected.values()) == 2 * objective.weight(batch)
+            if weight:  # of parts, the plain mean
+                expected[f"loss_by_part/{Part(parts[k + 1]).name.lower()}"][0] += losses[k].item()
+                expected[f"loss_by_part/{Part(parts[k + 1]).name.lower()}"][1] += 1
+    of_sets = [weight for name, (_, weight) in expected.items() if not name.startswith("loss_by_part/")]
+    assert sum(of_sets) == 2 * objective.weight(batch)
     for name, (loss, weight) in found.groups.items():
         assert (loss.item(), weight.item()) == pytest.approx(tuple(expected[name]), rel=1e-4)
 

@@ -93,7 +93,8 @@ def _check(rows: ExportRows) -> None:
     if wrong:
         raise UsageError(
             f"{wrong} of {len(rows)} pairs have untrained tokens inside an answer, and TRL's DPO scores every token "
-            "after the prompt. Use train_on='all_tokens' to train on them, or --to hf, which has masks."
+            "after the prompt. Train on them (without parts, or with train_on='all_tokens'), or use --to hf, which has "
+            "masks."
         )
 
 

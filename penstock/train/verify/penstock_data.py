@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.arrays import Bool
 from penstock.build.explain import Explanation, explain
 from penstock.build.options import prepare_options
-from penstock.load.example import Pair
+from penstock.load.example import Example, Pair
 from penstock.load.loader import Loader, open_loader
 from penstock.load.options import Collate
 from penstock.load.view import Served
+from penstock.prepare.chat.conversation import Part, Role
 from penstock.train.config import TrainConfig
 from penstock.train.data import open_data, tokenizer_of
 from penstock.train.verify.observations import DataFacts
@@ -108,31 +108,33 @@ def _efficiency(loader: Loader) -> float | None:
 
 
 def _stops(served: Served) -> tuple[int, int]:
-    """The number of trained runs in a sample, and of those that end with a stop token."""
+    """The number of trained turns in a sample, and of those that end with a stop token."""
     stops = _stop_tokens(served)
-    runs = ended = 0
+    turns = ended = 0
     for number in range(min(SAMPLE, len(served))):
         item = served[number]
         for example in (item.chosen, item.rejected) if isinstance(item, Pair) else (item,):
-            last = _run_ends(example.loss_mask)
-            inner = last[last < len(example.input_ids) - 1]  # a run at the very end may have been truncated
-            final = last[last == len(example.input_ids) - 1]
-            kept = [*inner, *(end for end in final if int(example.input_ids[end]) in stops)]
-            runs += len(kept)
-            ended += sum(int(example.input_ids[end]) in stops for end in kept)
-    return runs, ended
+            last = _turn_ends(example)
+            found = [int(example.input_ids[end]) in stops for end in last]
+            if last[-1:] == [len(example) - 1] and not found[-1]:  # it may have been truncated
+                found.pop()
+            turns += len(found)
+            ended += sum(found)
+    return turns, ended
 
 
-def _run_ends(mask: Bool) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """The index of the last token of each run of trained tokens."""
-    padded = np.append(mask, False)
-    return np.flatnonzero(padded[:-1] & ~padded[1:])
+def _turn_ends(example: Example) -> list[int]:
+    """The last trained token of each assistant message, not counting white space after its stop."""
+    runs = example.runs
+    written = runs.by(Role.ASSISTANT) & ~runs.of_part(Part.TAIL)
+    trained = np.flatnonzero(written.repeat(runs.lengths) & example.loss_mask)
+    messages = runs.messages.repeat(runs.lengths)[trained]
+    ends: list[int] = trained[np.append(messages[1:] != messages[:-1], True)[: len(trained)]].tolist()
+    return ends
 
 
 def _stop_tokens(served: Served) -> set[int]:
     """The tokens that end the stop segments of the first shard of each view."""
-    from penstock.prepare.chat.conversation import Part
-
     found: set[int] = set()
     for view in served.views:
         columns = view.dataset.shards.columns(0)
