@@ -146,7 +146,7 @@ static bool has_only_text_keys(Machine *m, Value v) { /* of a dict; other values
     if (v.tag == DICT) charge(m, v.dict->n);
     for (uint32_t i = 0; v.tag == DICT && i < v.dict->n; i++)
         if (v.dict->e[i].key.tag != STRING) return false;
-    return v.tag == DICT || v.tag == STRING || (v.tag == LIST && v.list->kind <= RANGE);
+    return v.tag == DICT || v.tag == STRING || v.tag == NONE || is_numeric(v) || (v.tag == LIST && v.list->kind <= RANGE);
 }
 
 Value get_item(Machine *m, Value v, Value key) {

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RowError
-from penstock.prepare.chat.conversation import Role
+from penstock.prepare.chat.conversation import Conversation, Role
 from penstock.prepare.chat.formats import FormatOptions, detect
 from penstock.prepare.chat.rows import RowReader
 
@@ -31,7 +31,7 @@ def reader(sample: dict[str, Any], **options: Any) -> RowReader:
 def test_messages_round_trip(given: list[dict[str, Any]]) -> None:
     (conversation,) = reader(SAMPLE).conversations(json.dumps({"messages": given}).encode())
     assert conversation.messages == given
-    assert conversation[1:] == (None, None, None, None, (), None)
+    assert conversation == Conversation(given)
 
 
 @given(messages, st.dictionaries(texts, values, max_size=3), st.booleans())

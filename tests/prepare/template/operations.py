@@ -79,7 +79,7 @@ USUAL: Final = (
     *("'ß'.upper()", "'ǆx'|capitalize", "'a,b'.split(',')|join('+')", "[v][0:1]", "[1, 2, 3, 4][::2]", "[1, 2, 3][::-1]"),
     *("[1, 2, 3][-5::-1]", "[1, 2, 3][:-5:-1]", "[1, 2, 3][5:0:-2]", "[1, 2, 3][-9:2]", "'abc'[-9:2]", "'abc'[9:]"),
     *("v|items|list if v[nope] is defined else 'n'", "{'a': 5}[nope]", "{'a': 5}[[v]]", "{'a': 5}[{'a': v}]", "{'a': 5}[none]"),
-    *("(v|items).type", "(v|items).description is defined", "{'s': 1}[(v|items).type] is defined", "range(3).items"),
+    *("({'a': v}|items).type", "({'a': v}|items).description is defined", "{'s': 1}[({'a': v}|items).type] is defined", "range(3).items"),
     *("'日本語'[1]", "'日本語'[-2:]", "'日本語'|length", "'日本語'.find('語')", "1 in {'a': 1}", "'a' in {'a': 1}"),
 )  # fmt: skip
 
