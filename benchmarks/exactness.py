@@ -141,7 +141,7 @@ def segments(ends: Sequence[Sequence[int]]) -> Segments:
         roles=np.zeros(total, np.uint8),
         parts=np.zeros(total, np.uint8),
         messages=np.zeros(total, np.int32),
-        inclusive=np.zeros(total, np.bool_),
+        crossing=np.zeros(total, np.uint8),
         known=np.ones(len(ends), np.bool_),
     )
 
@@ -172,7 +172,7 @@ class Expected:
             for k, text in enumerate(texts):
                 encoding = self._reference.encode(text.decode(), add_special_tokens=False)
                 own = slice(int(parts.offsets[k]), int(parts.offsets[k + 1]))
-                counts = segment_counts(token_ends(text, encoding), parts.ends[own], parts.inclusive[own])
+                counts, _ = segment_counts(token_ends(text, encoding), parts.ends[own], parts.crossing[own])
                 self._kept.append([digest_of(encoding.ids), digest_of(counts)])
         self._at += len(texts)
         return self._kept[self._at - len(texts) : self._at]

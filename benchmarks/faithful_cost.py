@@ -40,7 +40,7 @@ from benchmarks.grow import grown, material
 from benchmarks.meters import Meter
 from penstock.arrays import Int64
 from penstock.load.assemble import RowTrees
-from penstock.prepare.chat.conversation import Part, Role
+from penstock.prepare.chat.conversation import BODY_PARTS, Part, Role
 from penstock.prepare.encode.columns import Columns
 from penstock.prepare.faithful.prefixes import row_of, sizes, tokens
 
@@ -216,7 +216,7 @@ def _common(one: bytes, other: bytes) -> int:
 
 def _turn_ends(columns: Columns) -> Int64:
     """For each trained turn, the tokens of its example up to its end."""
-    trained = (columns.segment_roles == Role.ASSISTANT) & np.isin(columns.segment_parts, (Part.BODY, Part.STOP))
+    trained = (columns.segment_roles == Role.ASSISTANT) & np.isin(columns.segment_parts, (*BODY_PARTS, Part.STOP))
     owner = np.repeat(np.arange(columns.examples), np.diff(columns.segment_offsets))[trained]
     keys = np.stack((owner, columns.segment_messages[trained]))
     ends = columns.segment_ends[trained].astype(np.int64)

@@ -24,9 +24,9 @@ import numpy as np
 from benchmarks.material import Files
 from benchmarks.segments import POLICIES
 from benchmarks.servers import ROOT, Server, ServerDiedError
+from penstock.prepare.chat.conversation import Part
 
 ROLES = ("none", "system", "user", "assistant", "tool", "other")  # numbers of the file format
-PARTS = ("glue", "header", "body", "stop", "tail")
 ORIGIN = ("role", "part", "message", "weight")
 BEFORE, AFTER = 24, 12  # tokens shown around a difference
 Arrays = Mapping[str, Any]
@@ -190,7 +190,7 @@ def _kinds(here: Arrays, there: Arrays) -> Any:
 
 def _origin(arrays: Arrays, token: int) -> str:
     role, part = int(arrays["role"][token]), int(arrays["part"][token])
-    return f"{ROLES[role]}/{PARTS[part]}"
+    return f"{ROLES[role]}/{Part(part).name.lower()}"
 
 
 def compare_masks(

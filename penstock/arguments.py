@@ -24,9 +24,11 @@ if TYPE_CHECKING:
         Arguments,
         DroppedCalls,
         Eos,
+        ReasoningInContent,
         RegionsMode,
         SpecialText,
         StopMode,
+        Straddle,
         TokenizerAs,
         TurnsMode,
     )
@@ -64,6 +66,8 @@ class PrepareArguments(TypedDict, total=False):
     regions: RegionsMode | str
     turns: TurnsMode | str
     stop: StopMode | str
+    reasoning_in_content: ReasoningInContent | str
+    straddle: Straddle | str
     eos: Eos | str
     special_tokens_in_text: SpecialText | str
     dropped_tool_calls: DroppedCalls | str

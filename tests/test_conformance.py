@@ -144,8 +144,8 @@ def test_a_changed_segment_is_shown(data: list[Files], tokenizer: Path, tmp_path
     assert changed.segments == changed.masks["all_assistant_messages"] == changed.rows - 1
     assert changed.masks["all_messages"] == changed.rows
     assert set(changed.changes) == {
-        "all_assistant_messages: assistant/body → assistant/header",
-        "segments: assistant/body → assistant/header",
+        "all_assistant_messages: assistant/call_markup → assistant/header",
+        "segments: assistant/call_markup → assistant/header",
     }
     assert changed.shown[0].startswith(f"chats.jsonl:1 tokens {first}:{first + 1}")
 

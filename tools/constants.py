@@ -9,6 +9,7 @@ from penstock.native import RowFlag, RowStatus
 from penstock.prepare.chat.conversation import Role
 from penstock.prepare.encode.unicode_checks import CharacterKind
 from penstock.prepare.encode.unigram import CharacterFlag, UnigramRule
+from penstock.prepare.regions.segments import Crossing
 from penstock.prepare.template.bytecode import Starred, Takes
 from penstock.prepare.template.compiler import Reading
 from penstock.prepare.template.names import AttributeOf
@@ -31,6 +32,7 @@ SHARED = {
     "OF": AttributeOf,
     "TAKES": Takes,
     "STARRED": Starred,
+    "CROSSING": Crossing,
     "RULE": Rule,
     "TOKEN": PieceKind,
     "UNIGRAM": UnigramRule,

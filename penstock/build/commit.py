@@ -86,7 +86,7 @@ def make_manifest(
 def _summed(ledgers: list[Any]) -> dict[str, Any]:
     """Sums the ledgers of slices to the ledger of the dataset."""
     total: dict[str, Any] = {name: sum(ledger[name] for ledger in ledgers) for name in COUNTS}
-    for name in ("rejected", "notes"):
+    for name in ("rejected", "notes", "crossings"):
         total[name] = dict(sorted(sum((Counter(ledger[name]) for ledger in ledgers), Counter()).items()))
     total["warnings"] = sorted({warning for ledger in ledgers for warning in ledger["warnings"]})
     return total

@@ -154,6 +154,7 @@ def _commit(cache: Cache, name: str, chunk: Chunk, vocabulary: Vocabulary) -> No
         "tokens": len(chunk.ids),
         "regions_unknown": len(chunk.lengths) if chunk.weights is None else 0,
         "rejected": {},
+        "crossings": {},
         "notes": {},
         "warnings": [],
     }

@@ -167,13 +167,15 @@ class Native(Protocol):
         pieces: tuple[bytes, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], int],
         segment_offsets: npt.NDArray[Any],
         segment_ends: npt.NDArray[Any],
-        inclusive: npt.NDArray[Any],
+        crossing: npt.NDArray[Any],
         counts: npt.NDArray[Any],
+        crossed: npt.NDArray[Any],
         /,
     ) -> bytes:
         """For each text, whether its tokens account for all of it, by their lengths or pieces. If so, `counts` receives
-        the number of tokens up to the end of each segment. Instead of a table of lengths (uint8 or uint16), `lengths`
-        may be the ends of all tokens (uint32), beyond the text where they are unknown."""
+        the number of tokens up to the end of each segment, and `crossed` 1 where a token crosses it (plus the flag
+        `ON_SPAN` of `crossing`, which decides to which segment that token belongs). Instead of a table of lengths
+        (uint8 or uint16), `lengths` may be the ends of all tokens (uint32), beyond the text where they are unknown."""
 
     def find_markers(
         self,

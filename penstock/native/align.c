@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
+enum { CROSSED = 1 };
 
 typedef struct {
     const uint8_t *bytes, *kinds;
@@ -119,73 +120,96 @@ static bool lay(const Pieces *p, const uint8_t *text, size_t size, const uint32_
     return at == end;
 }
 
-/* A token belongs to the segment in which it ends; one that crosses the end of an inclusive segment, to that one. */
-static void count_row(const int64_t *ends, int64_t n, const int64_t *cuts, const uint8_t *inclusive, int64_t m,
-                      int64_t *counts) {
-    int64_t k = 0, last = 0;
-    for (int64_t s = 0; s < m; s++) {
-        while (k < n && ends[k] <= cuts[s]) k++;
-        int64_t count = k;
-        if (inclusive[s] && k < n && (k ? ends[k - 1] : 0) < cuts[s]) count++;
-        counts[s] = last = count > last ? count : last;
+/* The segments of one row: where they end, to which of them a token belongs that crosses an end, and what is found. */
+typedef struct {
+    const int64_t *cuts;
+    const uint8_t *crossing;
+    int64_t size; /* number of segments */
+    int64_t *counts;
+    uint8_t *crossed;
+} Row;
+
+/* Counts the tokens up to the end of segment s, `k` of which end there or before; the next one is text[start:end]. */
+static void count_segment(const Row *row, int64_t s, int64_t k, int64_t start, int64_t end) {
+    const int64_t cut = row->cuts[s];
+    const bool crosses = start < cut && cut < end;
+    row->crossed[s] = crosses ? CROSSED | (row->crossing[s] & CROSSING_ON_SPAN) : 0;
+    if (crosses) {
+        const int rule = row->crossing[s] & ~CROSSING_ON_SPAN;
+        k += rule == CROSSING_OWN || (rule == CROSSING_NEXT && s + 1 < row->size && end <= row->cuts[s + 1]);
     }
-    if (m) counts[m - 1] = n;
+    const int64_t last = s ? row->counts[s - 1] : 0;
+    row->counts[s] = k > last ? k : last;
+}
+
+/* All tokens belong to some segment, so the last one has what is left. */
+static void close_row(const Row *row, int64_t n) {
+    if (!row->size) return;
+    row->counts[row->size - 1] = n;
+    row->crossed[row->size - 1] = 0;
+}
+
+static void count_row(const Row *row, const int64_t *ends, int64_t n) {
+    for (int64_t s = 0, k = 0; s < row->size; s++) {
+        while (k < n && ends[k] <= row->cuts[s]) k++;
+        const int64_t start = k ? ends[k - 1] : 0;
+        count_segment(row, s, k, start, k < n ? ends[k] : start);
+    }
+    close_row(row, n);
 }
 
 /* Both in one pass by the tokens' lengths alone, of one or two bytes each; false where they don't add up to the size. */
-static bool count_row_by_lengths(const Py_buffer *lengths, size_t size, const uint32_t *ids, int64_t n,
-                                 const int64_t *cuts, const uint8_t *inclusive, int64_t m, int64_t *counts) {
+static bool count_row_by_lengths(const Row *row, const Py_buffer *lengths, size_t size, const uint32_t *ids, int64_t n) {
     const size_t count = (size_t)(lengths->len / lengths->itemsize);
     const uint8_t *narrow = lengths->itemsize == 1 ? lengths->buf : NULL;
     const uint16_t *wide = lengths->buf;
-    int64_t k = 0, at = 0, last = 0;
-    for (int64_t s = 0; s <= m; s++) { /* beyond the last segment, what is left */
-        const int64_t cut = s < m ? cuts[s] : INT64_MAX;
-        for (int64_t next; k < n; k++, at = next) {
+    int64_t k = 0, at = 0;
+    for (int64_t s = 0; s <= row->size; s++) { /* beyond the last segment, what is left */
+        const int64_t cut = s < row->size ? row->cuts[s] : INT64_MAX;
+        int64_t next = at;
+        for (; k < n; k++, at = next) {
             if (ids[k] >= count) return false;
             next = at + (narrow ? narrow[ids[k]] : wide[ids[k]]);
             if (next > cut) break;
         }
-        if (s == m) break;
-        const int64_t own = k + (inclusive[s] && k < n && at < cut);
-        counts[s] = last = own > last ? own : last;
+        if (s < row->size) count_segment(row, s, k, at, next);
     }
-    if (m) counts[m - 1] = n;
+    close_row(row, n);
     return (size_t)at == size;
 }
 
 /* The same by ends that are known; false where one is beyond the text. */
-static bool count_row_by_ends(const uint32_t *known, size_t size, int64_t n, const int64_t *cuts, const uint8_t *inclusive,
-                              int64_t m, int64_t *counts, int64_t *ends) {
+static bool count_row_by_ends(const Row *row, const uint32_t *known, size_t size, int64_t n, int64_t *ends) {
     int64_t reached = 0;
     for (int64_t i = 0; i < n; i++) {
         if (known[i] > size) return false;
         ends[i] = reached = known[i] > reached ? known[i] : reached;
     }
-    count_row(ends, n, cuts, inclusive, m, counts);
+    count_row(row, ends, n);
     return true;
 }
 
 static bool fits(const Py_buffer *b, int itemsize) { return b->itemsize == itemsize && b->len % itemsize == 0; }
 
 typedef struct {
-    Py_buffer ids, offsets, lengths, bytes, starts, kinds, foreign, segments, cuts, inclusive, counts;
+    Py_buffer ids, offsets, lengths, bytes, starts, kinds, foreign, segments, cuts, crossing, counts, crossed;
 } Arrays;
 
 static bool is_sound(const Arrays *a, PyObject *texts, int rule) {
     const Py_ssize_t rows = PyList_Size(texts);
     if (!fits(&a->ids, 4) || !fits(&a->offsets, 8) || !fits(&a->segments, 8) || !fits(&a->cuts, 8) ||
-        !fits(&a->inclusive, 1) || !fits(&a->counts, 8) || !fits(&a->starts, 4) || !fits(&a->kinds, 1))
+        !fits(&a->crossing, 1) || !fits(&a->crossed, 1) || !fits(&a->counts, 8) || !fits(&a->starts, 4) || !fits(&a->kinds, 1))
         return false;
     if (a->offsets.len / 8 != rows + 1 || a->segments.len / 8 != rows + 1) return false;
-    if (a->counts.len != a->cuts.len || a->inclusive.len != a->cuts.len / 8) return false;
+    const Py_ssize_t cuts = a->cuts.len / 8;
+    if (a->counts.len / 8 != cuts || a->crossing.len != cuts || a->crossed.len != cuts) return false;
     const int64_t *offsets = a->offsets.buf, *segments = a->segments.buf;
     if (offsets[0] != 0 || segments[0] != 0) return false;
     for (Py_ssize_t i = 0; i < rows; i++)
         if (offsets[i + 1] < offsets[i] || segments[i + 1] < segments[i] ||
             !PyBytes_CheckExact(PyList_GetItem(texts, i)))
             return false;
-    if (offsets[rows] > a->ids.len / 4 || segments[rows] > a->cuts.len / 8) return false;
+    if (offsets[rows] > a->ids.len / 4 || segments[rows] > cuts) return false;
     if (!(rule & RULE_BY_PIECES) && a->lengths.itemsize == 4) return a->lengths.len == a->ids.len;
     if (!(rule & RULE_BY_PIECES)) return a->lengths.itemsize == 1 || a->lengths.itemsize == 2;
     const uint32_t *starts = a->starts.buf;
@@ -210,36 +234,35 @@ static PyObject *counted(const Arrays *a, PyObject *texts, int rule) {
         const uint32_t *ids = (const uint32_t *)a->ids.buf + offsets[i];
         const int64_t n = offsets[i + 1] - offsets[i], first = segments[i];
         const size_t size = (size_t)PyBytes_Size(text);
-        const int64_t *cuts = (const int64_t *)a->cuts.buf + first, m = segments[i + 1] - first;
-        const uint8_t *inclusive = (const uint8_t *)a->inclusive.buf + first;
-        int64_t *counts = (int64_t *)a->counts.buf + first;
+        const Row row = {(const int64_t *)a->cuts.buf + first, (const uint8_t *)a->crossing.buf + first,
+                         segments[i + 1] - first, (int64_t *)a->counts.buf + first, (uint8_t *)a->crossed.buf + first};
         bool found;
         if (!(rule & RULE_BY_PIECES) && a->lengths.itemsize == 4)
-            found = count_row_by_ends((const uint32_t *)a->lengths.buf + offsets[i], size, n, cuts, inclusive, m, counts, ends);
+            found = count_row_by_ends(&row, (const uint32_t *)a->lengths.buf + offsets[i], size, n, ends);
         else if (!(rule & RULE_BY_PIECES))
-            found = count_row_by_lengths(&a->lengths, size, ids, n, cuts, inclusive, m, counts);
+            found = count_row_by_lengths(&row, &a->lengths, size, ids, n);
         else if ((found = lay(&pieces, (const uint8_t *)PyBytes_AsString(text), size, ids, n, ends)))
-            count_row(ends, n, cuts, inclusive, m, counts);
+            count_row(&row, ends, n);
         PyBytes_AsString(exact)[i] = found;
     }
     PyMem_Free(ends);
     return exact;
 }
 
-enum { BUFFERS = 11 };
+enum { BUFFERS = 12, OUTPUTS = 2 };
 
 PyObject *count_tokens(PyObject *Py_UNUSED(module), PyObject *arguments) {
     PyObject *texts, *given[BUFFERS], *answer = NULL;
     Arrays a;
-    Py_buffer *const buffers[BUFFERS] = {&a.ids,   &a.offsets, &a.lengths,  &a.bytes, &a.starts,    &a.kinds,
-                                         &a.foreign, &a.segments, &a.cuts, &a.inclusive, &a.counts};
+    Py_buffer *const buffers[BUFFERS] = {&a.ids,     &a.offsets,  &a.lengths, &a.bytes,    &a.starts, &a.kinds,
+                                         &a.foreign, &a.segments, &a.cuts,    &a.crossing, &a.counts, &a.crossed};
     int rule, open = 0;
-    if (!PyArg_ParseTuple(arguments, "O!OOO(OOOOi)OOOO", &PyList_Type, &texts, &given[0], &given[1], &given[2],
+    if (!PyArg_ParseTuple(arguments, "O!OOO(OOOOi)OOOOO", &PyList_Type, &texts, &given[0], &given[1], &given[2],
                           &given[3], &given[4], &given[5], &given[6], &rule, &given[7], &given[8], &given[9],
-                          &given[10]))
+                          &given[10], &given[11]))
         return NULL;
     for (; open < BUFFERS; open++) {
-        const int flags = PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (open == BUFFERS - 1 ? PyBUF_WRITABLE : 0);
+        const int flags = PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (open >= BUFFERS - OUTPUTS ? PyBUF_WRITABLE : 0);
         if (PyObject_GetBuffer(given[open], buffers[open], flags) < 0) goto done;
     }
     if (!is_sound(&a, texts, rule))

@@ -136,6 +136,14 @@ enum {
     STARRED_DICT = 2,
 };
 
+/* penstock.prepare.regions.segments.Crossing */
+enum {
+    CROSSING_LATER = 0,
+    CROSSING_OWN = 1,
+    CROSSING_NEXT = 2,
+    CROSSING_ON_SPAN = 4,
+};
+
 /* penstock.prepare.tokenizer.vocabulary.Rule */
 enum {
     RULE_BY_PIECES = 1,

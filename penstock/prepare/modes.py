@@ -35,6 +35,21 @@ class StopMode(Choice):
     APPEND = "append"  # as next_marker, and a last answer that nothing follows gets the token that would follow it
 
 
+class ReasoningInContent(StrEnum):
+    """Whether text between `<think>` and `</think>` in a message's content is a part of its own."""
+
+    AUTO = "auto"  # where the template prints tags of its own around it
+    SPLIT = "split"  # always
+
+
+class Straddle(StrEnum):
+    """Which tokens at the border of a marked span get its weight."""
+
+    INSIDE = "inside"  # those that lie inside of it
+    TOUCH = "touch"  # those that overlap it
+    ERROR = "error"  # no token may cross the border; rows with such tokens are rejected
+
+
 class SpecialText(Choice):
     """What to do with special tokens that occur in the text of messages."""
 

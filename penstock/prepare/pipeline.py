@@ -35,7 +35,7 @@ from penstock.prepare.encode.example_batch import (
 )
 from penstock.prepare.faithful.arrange import Arranger, split_chains
 from penstock.prepare.faithful.seams import Seams, cut_at_seams, merge_parts, split_at_seams
-from penstock.prepare.modes import Arguments, DroppedCalls, Eos, SpecialText, TurnsMode
+from penstock.prepare.modes import Arguments, DroppedCalls, Eos, SpecialText, Straddle, TurnsMode
 from penstock.prepare.recipe import NO_DATE, Recipe
 from penstock.prepare.regions.segments import Segments
 from penstock.prepare.regions.splitter import Splitter
@@ -47,6 +47,7 @@ from penstock.prepare.slice_record import (
     no_template,
     shown,
     special_text,
+    straddled,
     too_large,
     unbroken,
 )
@@ -127,6 +128,8 @@ class Rendering:
             mode=recipe.regions,
             next_markers=[token.content for token in vocabulary.added if token.id in recipe.end_ids],
             appends_stops=recipe.appends_stops,
+            reasoning_in_content=recipe.reasoning_in_content,
+            straddle=recipe.straddle,
             only_last=recipe.mapping.format in (Format.PREFERENCE, Format.KTO),
             why_unknown=self.renderer.why_unknown,
         )
@@ -172,12 +175,6 @@ class Pipeline:
             return Ending()
         return Ending(token, always=self.recipe.eos is Eos.ALWAYS)
 
-    @property
-    def paths(self) -> tuple[int, int]:
-        """Number of paths through the templates' branches that were taken and compared, and of all paths."""
-        found = [r.renderer.paths for r in self.renderings.values()]
-        return sum(taken for taken, _ in found), sum(total for _, total in found)
-
     def run(self, rows: SliceRows, *, by_reference: bool = False, window: int = 0) -> SliceRecord:
         """Runs a slice through all stages.
 
@@ -197,9 +194,10 @@ class Pipeline:
             nulls_dropped=rows.nulls_dropped,
             rows=len(rows.rows),
             bytes=sum(map(len, rows.rows)),
+            crossings=batch.crossings() if batch.crossed.any() else {},
             engines={"render": state.render, "encode": state.encode},
             encoder=(self.encoder.engine, self.encoder.not_served),
-            paths=0 if by_reference else self.paths[0],
+            paths=0 if by_reference else sum(r.renderer.paths[0] for r in self.renderings.values()),
             warnings=self.warnings,
             fresh=sorted(set(state.fresh)),
             cut=state.cut,
@@ -224,13 +222,16 @@ class Pipeline:
         if not parts:
             return concatenate_batches([])
         batch = parts[0] if len(parts) == 1 else concatenate_batches(parts)
-        batch.rows, batch.sides, batch.heads = (np.array(numbers, np.int64) for numbers in origins)
+        batch.rows, batch.sides, batch.heads = np.array(origins, np.int64)
         if np.any(np.diff(batch.rows) < 0) or batch.sides.any():
             order = np.lexsort((batch.sides, batch.rows))
             batch = batch.taken(order) if np.any(np.diff(order) < 0) else batch
         state.encode += batch.fallbacks
         if self.recipe.mapping.format is Format.PREFERENCE:
             state.note((row, Note.SIDES_EQUAL) for row in batch.equal_pairs())
+        if self.recipe.straddle is Straddle.ERROR:
+            for number in batch.straddled_rows():
+                state.reject(number, straddled())
         return batch.without(state.rejected) if state.rejected else batch
 
     def _encode(self, examples: _Examples, state: SliceState) -> ExampleBatch:
@@ -339,7 +340,8 @@ class Pipeline:
         plain = _Examples()
         if without := by_template.pop("", []):
             state.note((e.row, note) for e in without for note in (*e.conversation.notes, *self._end_notes(e)))
-            texts, segments = plain_texts([e.conversation for e in without], self.ending)
+            mode = self.recipe.reasoning_in_content
+            texts, segments = plain_texts([e.conversation for e in without], self.ending, mode)
             plain.add([e.row for e in without], [e.side for e in without], texts, segments)
         for name, members in by_template.items():
             rendering = self.renderings[name]

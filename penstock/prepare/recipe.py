@@ -26,15 +26,17 @@ from penstock.prepare.modes import (
     Arguments,
     DroppedCalls,
     Eos,
+    ReasoningInContent,
     RegionsMode,
     SpecialText,
     StopMode,
+    Straddle,
     TokenizerAs,
     TurnsMode,
 )
 from penstock.prepare.tokenizer.files import TokenizerFiles
 
-STAGES_VERSION = 7  # increment when any stage produces other tokens, segments or ledgers for the same input
+STAGES_VERSION = 8  # increment when any stage produces other tokens, segments or ledgers for the same input
 NO_DATE = datetime.date(1970, 1, 1)  # for templates that print no date
 REFERENCES = ("jinja2", "tokenizers")  # their minor versions are part of the recipe
 # The releases of tokenizers 1.x that share keys with 0.23, because they passed `benchmarks.exactness`: same rows, same
@@ -82,6 +84,18 @@ class RecipeOptions(FormatOptions):
         StopMode.TEMPLATE,
         panel=TEMPLATE,
     )
+    reasoning_in_content: ReasoningInContent = option(
+        "Where text between <think> and </think> in contents is reasoning: auto (if the template prints these tags), "
+        "split (everywhere)",
+        ReasoningInContent.AUTO,
+        panel=TEMPLATE,
+    )
+    straddle: Straddle = option(
+        "Tokens across the border of a marked span: inside (not of the span), touch (of the span), error (reject the "
+        "row)",
+        Straddle.INSIDE,
+        panel=TEMPLATE,
+    )
     eos: Eos = option(
         "Append the end-of-sequence token to plain text and completions: auto, always, never", Eos.AUTO, panel=TEMPLATE
     )
@@ -118,6 +132,8 @@ class Recipe:
     turns: TurnsMode = TurnsMode.CONVERSATION
     arguments: Arguments = Arguments.AUTO
     appends_stops: bool = False  # the last answer of a row gets the stop that inference would see
+    reasoning_in_content: ReasoningInContent = ReasoningInContent.AUTO
+    straddle: Straddle = Straddle.INSIDE
 
     def as_json(self) -> dict[str, Any]:
         """Returns the recipe as the manifest stores it and the digest covers it."""
@@ -142,6 +158,8 @@ class Recipe:
             **({"turns": "faithful"} if self.turns is TurnsMode.FAITHFUL else {}),
             **({"arguments": "as-given"} if self.arguments is Arguments.AS_GIVEN else {}),
             **({"stop": "append"} if self.appends_stops else {}),
+            **({"reasoning_in_content": "split"} if self.reasoning_in_content is ReasoningInContent.SPLIT else {}),
+            **({"straddle": self.straddle.value} if self.straddle is not Straddle.INSIDE else {}),
         }
 
     @cached_property
@@ -169,6 +187,8 @@ class Recipe:
             turns=TurnsMode(value.get("turns", "conversation")),
             arguments=Arguments(value.get("arguments", "auto")),
             appends_stops=value.get("stop") == "append",
+            reasoning_in_content=ReasoningInContent(value.get("reasoning_in_content", "auto")),
+            straddle=Straddle(value.get("straddle", "inside")),
         )
 
 
@@ -205,6 +225,8 @@ def make_recipe(options: RecipeOptions, mapping: ColumnMapping, model: Tokenizer
         turns=_turns(options, mapping, templates),
         arguments=options.arguments if templates else Arguments.AUTO,
         appends_stops=options.stop is StopMode.APPEND and bool(templates),
+        reasoning_in_content=options.reasoning_in_content,
+        straddle=options.straddle,
     )
 
 

@@ -37,6 +37,7 @@ class SliceRecord:
     nulls_dropped: int  # fields that Arrow added
     rows: int
     bytes: int  # of all rows
+    crossings: dict[str, int]  # tokens across borders in answers, by border
     engines: dict[str, Counter[str]]  # stage -> why the reference engine was used -> rows
     encoder: tuple[str, str]  # the encoding engine, and why no faster one is used
     paths: int  # through the branches of the templates, taken so far
@@ -61,6 +62,7 @@ class SliceRecord:
             "examples": len(columns.rows),
             "tokens": columns.tokens,
             "regions_unknown": int(np.count_nonzero(columns.segment_parts[only] == Part.GLUE)),
+            "crossings": self.crossings,
             "notes": dict(sorted(notes.items())),
             "warnings": self.warnings,
         }
@@ -96,8 +98,8 @@ class SliceState:
     def notes(self) -> NotedRows:
         """The noted rows that were not rejected."""
         refused = np.fromiter(self.rejected, np.int64, len(self.rejected))
-        kept = {note: np.setdiff1d(np.concatenate(rows), refused) for note, rows in self.noted.items()}
-        return {note: rows for note, rows in kept.items() if len(rows)}
+        noted = self.noted.items()
+        return {note: kept for note, rows in noted if len(kept := np.setdiff1d(np.concatenate(rows), refused))}
 
     def reject(self, row: int, error: RowError) -> None:
         """Rejects a row; the first error counts."""
@@ -135,6 +137,14 @@ def special_text(token: str) -> RowError:
         "special_tokens_in_text",
         f"a message contains the special token {token!r}",
         "Clean the text, or allow it with --special-tokens-in-text as_template",
+    )
+
+
+def straddled() -> RowError:
+    return RowError(
+        "straddled_span",
+        "a token crosses the border of a marked span",
+        "Move the border, or let --straddle inside or touch decide about such tokens",
     )
 
 

@@ -48,6 +48,7 @@ class BuildLedger:
     kept: int
     rejected: Mapping[str, int]  # by kind
     notes: Mapping[str, int]  # kept rows that have it
+    crossings: Mapping[str, int]  # tokens across borders of an answer's parts ("markup|content") and of marked "span"s
     examples: int  # a pair has two
     tokens: int
     regions_unknown: int

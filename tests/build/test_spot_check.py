@@ -390,11 +390,11 @@ def test_rows_on_new_paths_are_reported(tokenizer: Path) -> None:
     assert one.result.fresh[0] == 0
     assert {1, 4} <= set(one.result.fresh)  # the first with a system prompt, the first with tools
     rows = SliceRows(one.lines, list(range(1, len(one.lines) + 1)))
-    taken, ways = one.pipeline.paths
+    taken, ways = one.pipeline.renderings["default"].renderer.paths
     assert 0 < taken <= ways
     assert one.pipeline.run(rows).fresh == []
-    assert one.pipeline.paths == (taken, ways)
+    assert one.pipeline.renderings["default"].renderer.paths == (taken, ways)
     for rendering in one.pipeline.renderings.values():
         rendering.renderer.forget_paths()
-    assert one.pipeline.paths == (0, ways)
+    assert one.pipeline.renderings["default"].renderer.paths == (0, ways)
     assert one.pipeline.run(rows).fresh == one.result.fresh

@@ -337,8 +337,9 @@ def counting() -> list[Any]:
         pieces,
         np.array([0, 2, 3]),
         np.array([1, 2, 2]),
-        np.zeros(3, bool),
+        np.zeros(3, np.uint8),
         np.zeros(3, np.int64),
+        np.zeros(3, np.uint8),
     ]
 
 
@@ -348,7 +349,7 @@ def test_count_tokens() -> None:
         given = counting()
         given[4] = (*given[4][:4], rule)
         assert native.count_tokens(*given) == b"\1\1"
-        assert given[-1].tolist() == [1, 2, 2]
+        assert given[-2].tolist() == [1, 2, 2]
     given = counting()
     given[1][1] = 99  # there is no such token
     assert native.count_tokens(*given) == b"\0\1"
@@ -360,6 +361,7 @@ def test_count_tokens() -> None:
         (0, [b"ab"]), (0, ["ab", "a "]), (1, np.zeros(4, np.int64)), (1, np.zeros(3, np.uint32)), (2, np.array([0, 4])),
         (2, np.array([1, 2, 4])), (2, np.array([0, 5, 4])), (5, np.array([0, 2, 4])), (6, np.zeros(2, np.int64)),
         (7, np.zeros(2, bool)), (8, np.zeros(2, np.int64)), (8, b"12345678" * 3),
+        (9, np.zeros(2, np.uint8)), (9, b"123"),
         (4, (b"ab", np.array([0, 1, 2, 5], np.uint32), np.zeros(3, np.uint8), np.zeros(128, bool), 1)),
         (4, (b"abcde", np.array([0, 3, 2, 5], np.uint32), np.zeros(3, np.uint8), np.zeros(128, bool), 1)),
         (4, (b"abcde", np.array([0, 1, 2, 5], np.uint32), np.zeros(3, np.uint8), np.zeros(5, bool), 1)),

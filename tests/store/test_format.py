@@ -81,7 +81,7 @@ def test_a_shard(dataset: Dataset, data: Path) -> None:
     assert reader.schema.metadata[key] == as_json(meta)
     assert (meta["format"], set(meta)) == (1, {"format", "ledger", "proof", "rejected"})
     ledger = meta["ledger"]
-    counts = {"rows", "kept", "rejected", "examples", "tokens", "regions_unknown", "notes", "warnings"}
+    counts = {"rows", "kept", "rejected", "examples", "tokens", "regions_unknown", "crossings", "notes", "warnings"}
     assert set(ledger) == counts
     assert ledger["rows"] == ledger["kept"] + sum(ledger["rejected"].values())
     batch = reader.get_batch(0).to_pydict()
@@ -92,11 +92,12 @@ def test_a_shard(dataset: Dataset, data: Path) -> None:
 
 
 def test_a_shard_read_by_the_page_alone_gives_the_masks_of_the_view(dataset: Dataset) -> None:
-    """Nothing here is ours but the text of the page: numbers of roles and parts come from its table."""
+    """Nothing here is ours but the text of the page, which lists the numbers of roles and parts."""
     page = (Path(__file__).parent.parent.parent / "docs" / "internals" / "format.md").read_text()
-    table = re.findall(r"^\| (\d) \| (\w+).*? \| (\d) \| (\w+) \|$", page, re.MULTILINE)
-    roles = {role: int(number) for number, role, _, _ in table}
-    parts = {part: int(number) for _, _, number, part in table}
+    roles, parts = (
+        {name: int(number) for number, name in re.findall(r"(\d+) `?(\w+)", re.search(rf"^{what}: .*$", page, re.M)[0])}
+        for what in ("Roles", "Parts")
+    )
     assert roles | {"any": 5} == {role.name.lower(): int(role) for role in Role if role is not Role.OTHER} | {"any": 5}
     assert parts == {part.name.lower(): int(part) for part in Part}
     view, item = Dataset(dataset.cache, dataset.manifest).view(), 0
@@ -107,7 +108,8 @@ def test_a_shard_read_by_the_page_alone_gives_the_masks_of_the_view(dataset: Dat
             for end, role, part in zip(
                 *(columns[f"segment_{what}"][k] for what in ("ends", "roles", "parts")), strict=True
             ):
-                trained = role == roles["assistant"] and part in (parts["body"], parts["stop"])
+                is_body = part in (parts["body"], parts["stop"]) or part >= parts["reasoning"]
+                trained = role == roles["assistant"] and is_body
                 mask += [trained] * (end - len(mask))
             assert view[item].input_ids.tolist() == ids
             assert view[item].loss_mask.tolist() == mask

@@ -111,7 +111,7 @@ class MemoryDataset(Dataset):
     def ledger(self) -> BuildLedger:
         sequences = self.shards.total
         tokens = sum(len(self.shards.columns(shard).ids) for shard in range(len(self.shards)))
-        return BuildLedger(len(self), len(self), {}, {}, sequences, tokens, 0, {}, {}, [])
+        return BuildLedger(len(self), len(self), {}, {}, {}, sequences, tokens, 0, {}, {}, [])
 
     origins: Mapping[str, Any] = {}
 

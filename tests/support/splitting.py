@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import penstock as ps
 from penstock.errors import RowError
-from penstock.prepare.chat.conversation import Conversation, Message, Part, Role
-from penstock.prepare.regions.segments import Segments
+from penstock.prepare.chat.conversation import BODY_PARTS, Conversation, Message, Part, Role
+from penstock.prepare.regions.segments import Crossing, Segments
 from penstock.prepare.regions.splitter import RegionsMode, Splitter
 from penstock.prepare.template.rendered import Rendered
 from penstock.prepare.template.renderer import TemplateRenderer
@@ -29,7 +29,7 @@ class Run(NamedTuple):
     part: Part
     message: int
     text: str
-    inclusive: bool
+    crossing: Crossing
 
 
 class Split(NamedTuple):
@@ -42,13 +42,18 @@ class Split(NamedTuple):
     error: RowError | None
 
     def assistant(self, message: int) -> dict[str, str]:
-        """The parts of one assistant message."""
-        return {run.part.name: run.text for run in self.runs if run.message == message and run.role is Role.ASSISTANT}
+        """The parts of one assistant message, its body in one."""
+        found: dict[str, str] = {}
+        for run in self.runs:
+            if run.message == message and run.role is Role.ASSISTANT:
+                name, is_body = run.part.name, run.part in BODY_PARTS
+                found["BODY" if is_body else name] = (found.get("BODY", "") if is_body else "") + run.text
+        return found
 
     def trained(self) -> list[bool]:
         """Whether each byte is trained when all assistant messages are."""
         return [
-            run.role is Role.ASSISTANT and run.part in (Part.BODY, Part.STOP)
+            run.role is Role.ASSISTANT and run.part in (*BODY_PARTS, Part.STOP)
             for run in self.runs
             for _ in run.text.encode()
         ]
@@ -78,8 +83,8 @@ def _read(rendered: Rendered, segments: Segments, errors: dict[int, RowError], r
     for index in range(int(segments.offsets[row]), int(segments.offsets[row + 1])):
         end = int(segments.ends[index])
         role, part = Role(int(segments.roles[index])), Part(int(segments.parts[index]))
-        message, inclusive = int(segments.messages[index]), bool(segments.inclusive[index])
-        runs.append(Run(role, part, message, text[start:end].decode(), inclusive))
+        message, crossing = int(segments.messages[index]), Crossing(int(segments.crossing[index]))
+        runs.append(Run(role, part, message, text[start:end].decode(), crossing))
         start = end
     notes = {note.value: len(rows) for note, rows in segments.notes.items()}
     return Split(text.decode(), runs, bool(segments.known[row]), notes, errors.get(row))

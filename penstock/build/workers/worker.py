@@ -88,6 +88,8 @@ def _start(job: SliceJob, control: socket.socket, connection: socket.socket) -> 
         with connection.makefile("rwb") as stream:
             _work(job, stream)
         os._exit(0)  # everything is written; tearing down the engines would only keep the parent waiting
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(0)  # the parent is gone, before it read the last answer
     except BaseException:
         traceback.print_exc()
         os._exit(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -12,11 +13,13 @@ import numpy.typing as npt
 
 from penstock.arrays import Int64
 from penstock.native import native
-from penstock.prepare.chat.conversation import Conversation, Part, Role
+from penstock.prepare.chat.conversation import BODY_PARTS, Conversation, Part, Role
 from penstock.prepare.chat.formats import Format
 from penstock.prepare.encode.columns import Columns
 from penstock.prepare.encode.encoder import AlignmentTables, ByteLengths, Encoder
-from penstock.prepare.regions.segments import Segments, gathered
+from penstock.prepare.modes import ReasoningInContent
+from penstock.prepare.regions.parts import crossings_of, parts_of_text
+from penstock.prepare.regions.segments import Crossing, Segments, gathered
 
 # ---- align -----------------------------------------------------------------------------------------------------------
 #
@@ -25,14 +28,22 @@ from penstock.prepare.regions.segments import Segments, gathered
 # Tokens are aligned with their text by the cumulative byte lengths of byte-level tokens, or by matching the pieces of
 # SentencePiece-style tokens against the text (`spm_pieces`). This is exact if the tokens account for every byte of the
 # text. Normalizers and tokens that absorb spaces break that; such rows use the reference encoder's offsets instead.
-# A token that crosses a boundary belongs to the segment in which it ends, unless the segment before it is `inclusive`.
+# A token that crosses the end of a segment belongs to the one that the segment's `Crossing` names.
 # Without the compiled core, lengths are summed in numpy, and tokenizers with pieces use the reference's offsets.
 
 
 _STEP: Final = 1 << 16
 
 
-def segment_token_ends(
+class Aligned(NamedTuple):
+    """Segments in tokens."""
+
+    ends: Int64  # for each segment, the number of the row's tokens up to its end
+    crossed: npt.NDArray[np.uint8]  # 1 if a token crosses the segment's end, plus `ON_SPAN` at the border of a span
+    inexact: int  # number of rows that needed the reference's offsets
+
+
+def aligned(
     texts: list[bytes],
     ids: npt.NDArray[np.uint32],
     offsets: Int64,
@@ -41,39 +52,48 @@ def segment_token_ends(
     token_ends: Callable[[int], Int64],
     *,
     by_offsets: Sequence[int] = (),
-) -> tuple[Int64, int]:
-    """For each segment, the number of the row's tokens up to its end; and the number of rows that needed `token_ends`.
-
-    `by_offsets` are rows known in advance to need it.
-    """
+) -> Aligned:
+    """Aligns segments with the tokens of their rows. `by_offsets` are rows known in advance to need `token_ends`."""
     if native is None:
-        counts, exact = _counted(texts, ids, offsets, segments, tables[0])
+        counts, crossed, exact = _counted(texts, ids, offsets, segments, tables[0])
     else:
-        counts = np.zeros(len(segments.ends), np.int64)
-        cuts = segments.offsets, segments.ends, segments.inclusive
-        found = native.count_tokens(texts, ids, offsets, *tables, *cuts, counts)
+        counts, crossed = np.zeros(len(segments.ends), np.int64), np.zeros(len(segments.ends), np.uint8)
+        cuts = segments.offsets, segments.ends, segments.crossing
+        found = native.count_tokens(texts, ids, offsets, *tables, *cuts, counts, crossed)
         exact = np.frombuffer(found, np.bool_).copy()
     exact[list(by_offsets)] = False
     inexact = np.flatnonzero(~exact & (np.diff(offsets) > 0))
     for row in inexact.tolist():
         own = slice(int(segments.offsets[row]), int(segments.offsets[row + 1]))
-        counts[own] = segment_counts(token_ends(row), segments.ends[own], segments.inclusive[own])
-    return counts, len(inexact)
+        counts[own], crossed[own] = segment_counts(token_ends(row), segments.ends[own], segments.crossing[own])
+    return Aligned(counts, crossed, len(inexact))
 
 
-def segment_counts(token_ends: Int64, ends: Int64, inclusive: npt.NDArray[np.bool_]) -> Int64:
-    """For each segment of one row, the number of tokens up to its end."""
+def segment_counts(
+    token_ends: Int64, ends: Int64, crossing: npt.NDArray[np.uint8]
+) -> tuple[Int64, npt.NDArray[np.uint8]]:
+    """For each segment of one row, the number of tokens up to its end, and whether a token crosses it."""
     counts = np.searchsorted(token_ends, ends, side="right")
-    before = np.concatenate(([0], token_ends))[counts]
-    counts += inclusive & (before < ends) & (counts < len(token_ends))
+    edges = np.concatenate(([0], token_ends))
+    edges = np.append(edges, edges[-1])
+    counts, crossed = _crossed(counts, edges[counts], edges[counts + 1], ends, crossing)
     if len(counts):
-        counts[-1] = len(token_ends)
-    return np.maximum.accumulate(counts)
+        counts[-1], crossed[-1] = len(token_ends), 0
+    return np.maximum.accumulate(counts), crossed
+
+
+def _crossed(
+    counts: Int64, starts: npt.NDArray[Any], after: npt.NDArray[Any], ends: Int64, crossing: npt.NDArray[np.uint8]
+) -> tuple[Int64, npt.NDArray[np.uint8]]:
+    """Adds the token that crosses a segment's end, if it belongs to the segment; it begins and ends at these places."""
+    crosses, rule = (starts < ends) & (ends < after), crossing & ~np.uint8(Crossing.ON_SPAN)
+    own = (rule == Crossing.OWN) | ((rule == Crossing.NEXT) & (after <= np.append(ends[1:], ends[-1:])))
+    return counts + (crosses & own), crosses * (1 | crossing & np.uint8(Crossing.ON_SPAN))
 
 
 def _counted(
     texts: list[bytes], ids: npt.NDArray[np.uint32], offsets: Int64, segments: Segments, byte_lengths: ByteLengths
-) -> tuple[Int64, npt.NDArray[np.bool_]]:
+) -> tuple[Int64, npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
     """The numpy version, by byte lengths only."""
     text_lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     ends = _token_ends(ids, byte_lengths, int(text_lengths.sum()))
@@ -82,11 +102,12 @@ def _counted(
     row_of = np.repeat(np.arange(len(text_lengths)), np.diff(segments.offsets))
     targets = (base[row_of] + segments.ends).astype(ends.dtype)  # or searchsorted would convert all of `ends`
     counts = np.searchsorted(ends[1:], targets, side="right")
-    crossing = np.flatnonzero(segments.inclusive)
-    counts[crossing] += ends[counts[crossing]] < targets[crossing]
+    after = ends[np.minimum(counts + 1, len(ends) - 1)]
+    counts, crossed = _crossed(counts, ends[counts], after, targets, segments.crossing)
     result = np.minimum(counts, offsets[1:][row_of]) - offsets[:-1][row_of]
-    _close_rows(result, segments.offsets, np.diff(offsets))
-    return result, exact
+    lasts = _close_rows(result, segments.offsets, np.diff(offsets))
+    crossed[lasts] = 0
+    return result, crossed, exact
 
 
 def _token_ends(ids: npt.NDArray[np.uint32], byte_lengths: ByteLengths, size: int) -> npt.NDArray[Any]:
@@ -100,21 +121,22 @@ def _token_ends(ids: npt.NDArray[np.uint32], byte_lengths: ByteLengths, size: in
     return ends
 
 
-def _close_rows(result: Int64, segment_offsets: Int64, lengths: Int64) -> None:
-    """Make the last segment of each row end with the row, and the ends non-decreasing."""
+def _close_rows(result: Int64, segment_offsets: Int64, lengths: Int64) -> Int64:
+    """Makes the last segment of each row end with the row, and the ends non-decreasing; returns the last segments."""
     owned = np.flatnonzero(np.diff(segment_offsets))
-    result[segment_offsets[1:][owned] - 1] = lengths[owned]
-    # An inclusive end may reach past the end of an empty or tiny segment that follows it.
+    lasts = segment_offsets[1:][owned] - 1
+    result[lasts] = lengths[owned]
+    # A token that crosses the end of its segment may reach past the end of an empty or tiny one that follows.
     rows = np.repeat(np.arange(len(lengths)), np.diff(segment_offsets))
     span = int(lengths.max(initial=0)) + 1
     np.copyto(result, np.maximum.accumulate(result + rows * span) - rows * span)
+    return lasts
 
 
 # ---- batch -----------------------------------------------------------------------------------------------------------
 
 
-def _empty() -> Int64:
-    return np.zeros(0, np.int64)
+_empty: Callable[[], Int64] = partial(np.fromiter, (), np.int64)
 
 
 @dataclass(slots=True)
@@ -128,6 +150,7 @@ class ExampleBatch:
     roles: npt.NDArray[np.uint8]
     parts: npt.NDArray[np.uint8]
     messages: npt.NDArray[np.int32]
+    crossed: npt.NDArray[np.uint8]  # see `Aligned`
     weights: npt.NDArray[np.float32] | None = None
     rows: Int64 = field(default_factory=_empty)
     sides: Int64 = field(default_factory=_empty)
@@ -146,6 +169,7 @@ class ExampleBatch:
             roles=self.roles[segments],
             parts=self.parts[segments],
             messages=self.messages[segments],
+            crossed=self.crossed[segments],
             weights=None if self.weights is None else self.weights[segments],
             rows=self.rows[order] if len(self.rows) else self.rows,
             sides=self.sides[order] if len(self.sides) else self.sides,
@@ -168,6 +192,24 @@ class ExampleBatch:
             for k in same.tolist()
             if np.array_equal(self.ids[starts[k] : starts[k + 1]], self.ids[starts[k + 1] : starts[k + 2]])
         ]
+
+    def crossings(self) -> dict[str, int]:
+        """How many tokens cross the borders between parts of answers, and of marked spans."""
+        at = np.flatnonzero(self.crossed)
+        spans = (self.crossed[at] & Crossing.ON_SPAN) > 0
+        pairs = np.stack((self.parts[at], self.parts[at + 1]), axis=1)[~spans]
+        inside = (self.roles[at] == Role.ASSISTANT) & (self.messages[at] == self.messages[at + 1])
+        pairs = pairs[inside[~spans] & np.isin(pairs, BODY_PARTS).all(axis=1)]
+        found = Counter({"span": int(spans.sum())} if spans.any() else {})
+        for (before, after), count in zip(*np.unique(pairs, axis=0, return_counts=True), strict=True):
+            found[f"{Part(before).name}|{Part(after).name}".lower()] = int(count)
+        return dict(sorted(found.items()))
+
+    def straddled_rows(self) -> list[int]:
+        """Rows in which a token crosses the border of a marked span."""
+        at = np.flatnonzero(self.crossed & Crossing.ON_SPAN)
+        found: list[int] = np.unique(self.rows[np.searchsorted(self.segment_offsets, at, side="right") - 1]).tolist()
+        return found
 
     def columns(self, row_hashes: npt.NDArray[np.uint64], *, format: Format) -> Columns:
         """Returns the shard's columns. In KTO data, side 1 marks an undesirable answer."""
@@ -214,6 +256,7 @@ def concatenate_batches(parts: Sequence[ExampleBatch], dtype: type[Any] = np.uin
         roles=_concatenated([p.roles for p in parts], np.uint8),
         parts=_concatenated([p.parts for p in parts], np.uint8),
         messages=_concatenated([p.messages for p in parts], np.int32),
+        crossed=_concatenated([p.crossed for p in parts], np.uint8),
         weights=_concatenated([_weights_of(p) for p in parts], np.float32) if weighted else None,
         rows=_concatenated([p.rows for p in parts], np.int64),
         sides=_concatenated([p.sides for p in parts], np.int64),
@@ -257,7 +300,7 @@ def encode_texts(texts: list[bytes], segments: Segments, encoder: Encoder, *, re
     if vocabulary.byte_level:
         by_offsets = findings.decomposed
     encoded = encoder.reference(texts) if reference else encoder.encode(texts, findings)
-    ends, inexact = segment_token_ends(
+    found = aligned(
         texts,
         encoded.ids,
         encoded.offsets,
@@ -268,15 +311,16 @@ def encode_texts(texts: list[bytes], segments: Segments, encoder: Encoder, *, re
     )
     if reference and composed:
         encoded = encoder.reference(given)  # the ids of the text as rendered are authoritative
-    slower = {"masks by offsets": inexact, "text composed to NFC": composed}
+    slower = {"masks by offsets": found.inexact, "text composed to NFC": composed}
     return ExampleBatch(
         ids=encoded.ids,
         offsets=encoded.offsets,
         segment_offsets=segments.offsets,
-        ends=ends,
+        ends=found.ends,
         roles=segments.roles,
         parts=segments.parts,
         messages=segments.messages,
+        crossed=found.crossed,
         weights=segments.weights,
         fallbacks=encoded.fallbacks + Counter(slower),  # which leaves out zeros
     )
@@ -293,35 +337,44 @@ class Ending(NamedTuple):
         return self.token if self.always or not text.endswith(self.token) else ""
 
 
-def plain_texts(conversations: Sequence[Conversation], ending: Ending) -> tuple[list[bytes], Segments]:
+def plain_texts(
+    conversations: Sequence[Conversation], ending: Ending, mode: ReasoningInContent = ReasoningInContent.AUTO
+) -> tuple[list[bytes], Segments]:
     """Returns the texts of conversations that no template renders, and their segments."""
     plain = ["".join(text for _, text in c.texts or ()) for c in conversations]
     endings = [ending.after(text) for text in plain]
     texts = [(text + end).encode() for text, end in zip(plain, endings, strict=True)]
-    return texts, _plain_segments(conversations, endings)
+    return texts, _plain_segments(conversations, endings, mode)
 
 
-def _plain_segments(conversations: Sequence[Conversation], endings: Sequence[str]) -> Segments:
-    """Makes each text a body segment, and the ending the stop of the last message."""
+def _plain_segments(
+    conversations: Sequence[Conversation], endings: Sequence[str], mode: ReasoningInContent
+) -> Segments:
+    """Makes each text a body, which is divided if it is an assistant's, and the ending the stop of the last message."""
     cuts: list[tuple[int, Role, Part, int]] = []  # size in bytes, role, part, message
     counts: list[int] = []
     for conversation, ending in zip(conversations, endings, strict=True):
         texts = conversation.texts or ()
-        own = [(len(text.encode()), role, Part.BODY, number) for number, (role, text) in enumerate(texts)]
+        own = []
+        for number, (role, text) in enumerate(texts):
+            divided = parts_of_text(text, mode) if role is Role.ASSISTANT else [(len(text.encode()), Part.BODY)]
+            own += [(size, role, part, number) for size, part in divided]
         if ending:
             own.append((len(ending.encode()), texts[-1][0], Part.STOP, len(texts) - 1))
         cuts += own
         counts.append(len(own))
-    sizes, roles, parts, messages = zip(*cuts, strict=True) if cuts else ((), (), (), ())
+    columns = np.array(cuts, np.int64).reshape(-1, 4)
+    sizes, roles, parts, messages = columns.T
+    crossing = np.where(np.diff(messages, append=-1) == 0, crossings_of(parts), Crossing.LATER)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     return Segments(
         offsets=offsets,
         ends=ends[1:] - np.repeat(ends[offsets[:-1]], counts),
-        roles=np.array(roles, np.uint8),
-        parts=np.array(parts, np.uint8),
-        messages=np.array(messages, np.int32),
-        inclusive=np.zeros(len(cuts), np.bool_),
+        roles=roles.astype(np.uint8),
+        parts=parts.astype(np.uint8),
+        messages=messages.astype(np.int32),
+        crossing=crossing.astype(np.uint8),
         known=np.ones(len(conversations), np.bool_),
     )
 
@@ -332,6 +385,7 @@ def with_prefix_and_suffix(batch: ExampleBatch, prefix: list[int], suffix: list[
         return batch
     ids: list[npt.NDArray[Any]] = []
     ends: list[Int64] = []
+    crossed: list[npt.NDArray[np.uint8]] = []
     roles: list[npt.NDArray[np.uint8]] = []
     parts: list[npt.NDArray[np.uint8]] = []
     messages: list[npt.NDArray[np.int32]] = []
@@ -348,6 +402,7 @@ def with_prefix_and_suffix(batch: ExampleBatch, prefix: list[int], suffix: list[
         roles.append(_around(batch.roles[cut], Role.NONE, bool(before), batch.roles[cut][-1:], bool(after)))
         parts.append(_around(batch.parts[cut], Part.GLUE, bool(before), np.array([Part.STOP], np.uint8), bool(after)))
         messages.append(_around(batch.messages[cut], -1, bool(before), last, bool(after)))
+        crossed.append(_around(batch.crossed[cut], 0, bool(before), np.zeros(1, np.uint8), bool(after)))
     counts = [len(e) for e in ends]
     return ExampleBatch(
         ids=_concatenated(ids, np.uint32),
@@ -357,6 +412,7 @@ def with_prefix_and_suffix(batch: ExampleBatch, prefix: list[int], suffix: list[
         roles=_concatenated(roles, np.uint8),
         parts=_concatenated(parts, np.uint8),
         messages=_concatenated(messages, np.int32),
+        crossed=_concatenated(crossed, np.uint8),
         weights=None,
         fallbacks=batch.fallbacks,
     )

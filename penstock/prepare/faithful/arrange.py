@@ -35,7 +35,7 @@ from penstock.prepare.regions.segments import Segments
 from penstock.prepare.regions.splitter import Splitter
 from penstock.prepare.template.rendered import Rendered
 from penstock.prepare.template.turns import REFUSED as REFUSED_FLAGS
-from penstock.prepare.template.turns import SpanColumn, TagColumn, TurnColumn, Turns, TurnState
+from penstock.prepare.template.turns import FieldColumn, SpanColumn, TagColumn, TurnColumn, Turns, TurnState
 
 Found = dict[Note, list[int]]
 Straddles = Callable[[bytes, bytes], bool]  # takes a prompt and its answer
@@ -69,6 +69,7 @@ class _Turn(NamedTuple):
     prompt: bytes
     spans: Places  # `SpanColumn`
     tags: Places  # `TagColumn`
+    fields: Places  # `FieldColumn`
 
     @property
     def own(self) -> OwnTurn:
@@ -78,12 +79,12 @@ class _Turn(NamedTuple):
     def whole(self, root: Chain) -> Chain:
         """The turn as a chain that shares nothing."""
         if self.state & _IN_ROOT:
-            spans, tags = root.before(self.size)
-            return Chain(root.row, root.text[: self.size], spans, tags, root.known, [self.own])
+            return Chain(root.row, root.text[: self.size], *root.before(self.size), root.known, [self.own])
         spans = np.concatenate((root.spans[root.spans[:, _START] < self.cut], self.spans))
         tags = np.concatenate((root.tags[root.tags[:, _TAG_END] <= self.cut], self.tags))
+        fields = np.concatenate((root.fields[root.fields[:, _START] < self.cut], self.fields))
         known = root.known and bool(self.state & _KNOWN)
-        return Chain(root.row, root.text[: self.cut] + self.text, spans, tags, known, [self.own])
+        return Chain(root.row, root.text[: self.cut] + self.text, spans, tags, fields, known, [self.own])
 
 
 class Arranger:
@@ -163,7 +164,7 @@ class Arranger:
         root = whole
         if base is not None and not base.state & _IN_ROOT:
             known = whole.known and bool(base.state & _KNOWN)
-            root = replace(whole, text=base.text, spans=base.spans, tags=base.tags, known=known)
+            root = replace(whole, text=base.text, spans=base.spans, tags=base.tags, fields=base.fields, known=known)
             notes.setdefault(Note.TRAILING_MESSAGES, []).append(whole.row)
         if base is not None and not base.state & _CONTINUES:
             joined = self._spliced(base, root)
@@ -193,8 +194,8 @@ class Arranger:
         """Adds a turn that the root lacks: it extends the previous chain, or begins one."""
         cut = turn.cut
         known = root.known and bool(turn.state & _KNOWN)
-        side = Chain(root.row, turn.text, turn.spans, turn.tags, known, [turn.own], skipped=cut)
-        side.spans, side.tags = side.moved(-cut)
+        side = Chain(root.row, turn.text, turn.spans, turn.tags, turn.fields, known, [turn.own], skipped=cut)
+        side.spans, side.tags, side.fields = side.moved(-cut)
         last = sides[-1] if sides else None
         follows = last is not None and previous is not None and last.turns[-1].message == previous.message
         if last is not None and follows and turn.state & _EXTENDS and not last.seam and not last.is_spliced:
@@ -257,15 +258,18 @@ class Arranger:
             return None
         header = start + len(shared) + _repeated_end(prompt[start + len(shared) :], text[start + len(shared) :])
         more = len(prompt) - header
-        spans, tags = chain.before(turn.size)
+        spans, tags, fields = chain.before(turn.size)
         starts, ends, tag_places = spans[:, _START], spans[:, _END], tags[:, _TAG_START:]
         moves = (ends > header) | ((spans[:, _MESSAGE] == turn.message) & (ends >= header))
         starts += np.where(starts > header, more, 0).astype(np.int32)
         ends += np.where(moves, more, 0).astype(np.int32)
         tag_places += np.where(tag_places >= header, more, 0).astype(np.int32)
+        fields[:, _START] += np.where(fields[:, _START] >= header, more, 0).astype(np.int32)
+        fields[:, _END] += np.where(fields[:, _END] > header, more, 0).astype(np.int32)
         own = turn.own._replace(prompt_end=len(prompt), answer_end=len(text) + more)
-        spliced = replace(chain, text=prompt + text[header:], spans=spans, tags=tags, is_spliced=True)
-        return replace(spliced, turns=[*chain.turns, own])
+        turns = [*chain.turns, own]
+        text = prompt + text[header:]
+        return replace(chain, text=text, spans=spans, tags=tags, fields=fields, turns=turns, is_spliced=True)
 
     # ---- shared prefixes
 
@@ -277,9 +281,10 @@ class Arranger:
         starts = chain.spans[:, _START]
         for cut in reversed(starts[starts <= common].tolist() if self._may_share(chain, root) else []):
             if cut and chain.text.startswith(self._safe, cut) and root.text.startswith(chain.text[:cut]):
-                kept = replace(chain, spans=chain.spans[starts >= cut], tags=chain.tags[chain.tags[:, _TAG_END] > cut])
-                spans, tags = kept.moved(-cut)
-                return replace(chain, text=chain.text[cut:], spans=spans, tags=tags, skipped=cut)
+                tags, fields = chain.tags[chain.tags[:, _TAG_END] > cut], chain.fields[chain.fields[:, _END] > cut]
+                kept = replace(chain, spans=chain.spans[starts >= cut], tags=tags, fields=fields)
+                spans, tags, fields = kept.moved(-cut)
+                return replace(chain, text=chain.text[cut:], spans=spans, tags=tags, fields=fields, skipped=cut)
         return chain
 
     def _cut_back(self, side: Chain, root: Chain) -> Chain:
@@ -294,9 +299,10 @@ class Arranger:
         inside = (starts >= at) & (starts < cut)
         tag_ends = root.tags[:, _TAG_END]
         tags = root.tags[(tag_ends > at) & (tag_ends <= cut)]
-        before = replace(root, spans=root.spans[inside], tags=tags).moved(-at)
-        spans, tags = (np.concatenate(pair) for pair in zip(before, side.moved(cut - at), strict=True))
-        return replace(side, text=root.text[at:cut] + side.text, spans=spans, tags=tags, skipped=at)
+        fields = root.fields[(root.fields[:, _START] >= at) & (root.fields[:, _START] < cut)]
+        before = replace(root, spans=root.spans[inside], tags=tags, fields=fields).moved(-at)
+        spans, tags, fields = (np.concatenate(pair) for pair in zip(before, side.moved(cut - at), strict=True))
+        return replace(side, text=root.text[at:cut] + side.text, spans=spans, tags=tags, fields=fields, skipped=at)
 
 
 def _turns_of(turns: Turns, rows: set[int]) -> dict[int, list[_Turn]]:
@@ -306,14 +312,16 @@ def _turns_of(turns: Turns, rows: set[int]) -> dict[int, list[_Turn]]:
     numbers = np.arange(len(turns.table) + 1)
     span_ends = np.searchsorted(turns.spans[:, SpanColumn.ROW], numbers).tolist()
     tag_ends = np.searchsorted(turns.tags[:, TagColumn.ROW], numbers).tolist()
+    field_ends = np.searchsorted(turns.fields[:, FieldColumn.ROW], numbers).tolist()
     at = 0
-    for number, (row, *fields) in enumerate(turns.table.tolist()):
+    for number, (row, *columns) in enumerate(turns.table.tolist()):
         middle, end = at + kept[number], at + kept[number] + kept_prompt[number]
         if row in found:
             spans = turns.spans[span_ends[number] : span_ends[number + 1]]
             tags = turns.tags[tag_ends[number] : tag_ends[number + 1]]
+            fields = turns.fields[field_ends[number] : field_ends[number + 1]]
             texts = turns.data[at:middle], turns.data[middle:end]
-            found[row].append(_Turn._make((number, *fields, *texts, spans, tags)))
+            found[row].append(_Turn._make((number, *columns, *texts, spans, tags, fields)))
         at = end
     for own in found.values():
         own.sort(key=lambda turn: turn.message)
@@ -325,6 +333,7 @@ def _wholes(rendered: Rendered, rows: Int64) -> list[Chain]:
     every = np.arange(len(rendered.text_ends) + 1)
     span_ends = np.searchsorted(rendered.span_rows, every).tolist()
     tag_ends = np.searchsorted(rendered.tag_rows, every).tolist()
+    field_ends = np.searchsorted(rendered.fields.rows, every).tolist()
     found = []
     for row in rows.tolist():
         start, end = int(rendered.text_ends[row - 1]) if row else 0, int(rendered.text_ends[row])
@@ -333,7 +342,10 @@ def _wholes(rendered: Rendered, rows: Int64) -> list[Chain]:
         spans = _stacked(rendered.span_rows[own], rendered.span_messages[own], *places)
         places = rendered.tag_starts[tagged] - start, rendered.tag_ends[tagged] - start
         tags = _stacked(rendered.tag_rows[tagged], *places)
-        found.append(Chain(row, rendered.data[start:end], spans, tags, bool(rendered.known[row]), [], is_root=True))
+        runs = rendered.fields.taken(np.arange(*field_ends[row : row + 2]))
+        fields = _stacked(runs.rows, runs.labels, runs.starts - start, runs.ends - start)
+        known = bool(rendered.known[row])
+        found.append(Chain(row, rendered.data[start:end], spans, tags, fields, known, [], is_root=True))
     return found
 
 

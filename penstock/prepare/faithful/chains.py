@@ -22,12 +22,13 @@ from penstock.prepare.regions.dropped import find_dropped
 from penstock.prepare.regions.segments import Segments, Spans, gathered
 from penstock.prepare.regions.splitter import Splitter, spans_of
 from penstock.prepare.template.printed import MessageFlag
-from penstock.prepare.template.rendered import Rendered
-from penstock.prepare.template.turns import SpanColumn, TagColumn, TurnColumn, TurnState
+from penstock.prepare.template.rendered import FieldRuns, Rendered
+from penstock.prepare.template.turns import FieldColumn, SpanColumn, TagColumn, TurnColumn, TurnState
 
 Places = npt.NDArray[np.int32]
 # Plain integers, because numpy takes longer to index by an enum.
 _MESSAGE, _START, _END = SpanColumn.MESSAGE.value, SpanColumn.START.value, SpanColumn.END.value
+_LABEL = FieldColumn.LABEL.value  # START and END are the same columns as of spans
 _OF_ROOT = TurnState.IN_ROOT.value | TurnState.IS_ROOT.value
 _TAG_START, _TAG_END = TagColumn.START.value, TagColumn.END.value
 
@@ -49,6 +50,7 @@ class Chain:
     text: bytes
     spans: Places  # `SpanColumn`; places are those in `text`
     tags: Places  # `TagColumn`
+    fields: Places  # `FieldColumn`
     known: bool
     turns: list[OwnTurn]
     skipped: int = 0
@@ -57,26 +59,29 @@ class Chain:
     is_root: bool = False
     others: range = range(0)  # messages between its turns, which also belong to it
 
-    def moved(self, by: int) -> tuple[Places, Places]:
-        """Copies of its spans and tags, shifted."""
-        spans, tags = self.spans.copy(), self.tags.copy()
+    def moved(self, by: int) -> tuple[Places, Places, Places]:
+        """Copies of its spans, tags and fields, shifted."""
+        spans, tags, fields = self.spans.copy(), self.tags.copy(), self.fields.copy()
         spans[:, _START:] += by
         tags[:, _TAG_START:] += by
-        return spans, tags
+        fields[:, _START:] += by
+        return spans, tags, fields
 
-    def before(self, end: int) -> tuple[Places, Places]:
-        """Copies of its spans and tags that begin before `end`, truncated there."""
+    def before(self, end: int) -> tuple[Places, Places, Places]:
+        """Copies of its spans, tags and fields that begin before `end`, truncated there."""
         spans, tags = self.spans[self.spans[:, _START] < end], self.tags[self.tags[:, _TAG_START] < end]
+        fields = self.fields[self.fields[:, _START] < end]
         spans[:, _END] = np.minimum(spans[:, _END], end)
         tags[:, _TAG_END] = np.minimum(tags[:, _TAG_END], end)
-        return spans, tags
+        fields[:, _END] = np.minimum(fields[:, _END], end)
+        return spans, tags, fields
 
 
 class ChainRuns(NamedTuple):
-    """Spans or tags of examples, with places in their texts; the messages of tags mean nothing."""
+    """Spans, tags or fields of examples, with places in their texts."""
 
     examples: Int64
-    messages: Int64
+    numbers: Int64  # messages of spans, labels of fields; those of tags mean nothing
     starts: Int64
     ends: Int64
 
@@ -84,6 +89,10 @@ class ChainRuns(NamedTuple):
         """Appends the runs of other examples, which follow the first `examples` ones."""
         more = more._replace(examples=more.examples + examples)
         return ChainRuns(*(np.concatenate(pair) for pair in zip(self, more, strict=True)))
+
+    def as_fields(self) -> FieldRuns:
+        """These runs, which are fields."""
+        return FieldRuns(self.examples.astype(np.int32), self.numbers.astype(np.int32), self.starts, self.ends)
 
 
 @dataclass(slots=True)
@@ -98,6 +107,7 @@ class ChainTable:
     seams: Int64
     spans: ChainRuns  # of known chains
     tags: ChainRuns
+    fields: ChainRuns
     turns: Int64  # a line per turn: example, message, end of its prompt, end of its answer, flags
     others: Int64  # a line per example: example, first message between its turns, end of these messages
 
@@ -106,6 +116,7 @@ class ChainTable:
         """The columns of chains."""
         spans = [chain.spans if chain.known else chain.spans[:0] for chain in made]
         tags = [chain.tags if chain.known else chain.tags[:0] for chain in made]
+        fields = [chain.fields if chain.known else chain.fields[:0] for chain in made]
         turns = [(number, *turn) for number, chain in enumerate(made) for turn in chain.turns]
         others = [(number, chain.others.start, chain.others.stop) for number, chain in enumerate(made) if chain.others]
         return cls(
@@ -117,6 +128,7 @@ class ChainTable:
             seams=np.array([chain.seam for chain in made], np.int64),
             spans=_runs(spans, (_MESSAGE, _START, _END)),
             tags=_runs(tags, (_TAG_START, _TAG_START, _TAG_END)),
+            fields=_runs(fields, (_LABEL, _START, _END)),
             turns=np.array(turns, np.int64).reshape(-1, 5),
             others=np.array(others, np.int64).reshape(-1, 3),
         )
@@ -133,6 +145,7 @@ class ChainTable:
             seams=np.concatenate((self.seams, more.seams)),
             spans=self.spans.followed_by(more.spans, count),
             tags=self.tags.followed_by(more.tags, count),
+            fields=self.fields.followed_by(more.fields, count),
             turns=np.concatenate((self.turns, more.turns + np.array([count, 0, 0, 0, 0]))),
             others=np.concatenate((self.others, more.others + np.array([count, 0, 0]))),
         )
@@ -237,8 +250,10 @@ def _batch(
     move = Move(shift, np.concatenate(([0], rendered.text_ends))[:-1], starts)
     spans = move(rendered.span_rows, rendered.span_messages, rendered.span_starts, rendered.span_ends)
     tags = move(rendered.tag_rows, rendered.tag_rows, rendered.tag_starts, rendered.tag_ends)
+    fields = move(*rendered.fields)
     if len(table.rows):
         spans, tags = merged_runs(spans, table.spans, places, starts), merged_runs(tags, table.tags, places, starts)
+        fields = merged_runs(fields, table.fields, places, starts)
     known = np.empty(len(rows), np.bool_)
     known[simple_places] = rendered.known[simple]
     known[places] = table.known
@@ -250,7 +265,7 @@ def _batch(
         text_ends=text_ends,
         known=known,
         span_rows=spans.examples.astype(np.int32),
-        span_messages=spans.messages.astype(np.int32),
+        span_messages=spans.numbers.astype(np.int32),
         span_starts=spans.starts,
         span_ends=spans.ends,
         tag_rows=tags.examples.astype(np.int32),
@@ -265,28 +280,29 @@ def _batch(
         notes={},
         errors={},
         turns=None,
+        fields=fields.as_fields(),
     )
 
 
 class Move(NamedTuple):
-    """Moves spans and tags to the new places of their texts; those of texts without one (-1) are dropped."""
+    """Moves runs to the new places of their texts; those of texts without one (-1) are dropped."""
 
     to: Int64
     old: Int64
     new: Int64
 
-    def __call__(self, rows: npt.NDArray[Any], messages: npt.NDArray[Any], starts: Int64, ends: Int64) -> ChainRuns:
+    def __call__(self, rows: npt.NDArray[Any], numbers: npt.NDArray[Any], starts: Int64, ends: Int64) -> ChainRuns:
         keep = self.to[rows] >= 0
         rows, places = rows[keep], self.to[rows[keep]]
         shift = self.new[places] - self.old[rows]
-        return ChainRuns(places, messages[keep].astype(np.int64), starts[keep] + shift, ends[keep] + shift)
+        return ChainRuns(places, numbers[keep].astype(np.int64), starts[keep] + shift, ends[keep] + shift)
 
 
 def merged_runs(one: ChainRuns, other: ChainRuns, places: Int64, text_starts: Int64) -> ChainRuns:
-    """All spans or tags in order; `other` are those of a table whose examples have these places."""
+    """All runs in order; `other` are those of a table whose examples have these places."""
     examples = places[other.examples]
     shift = text_starts[examples]
-    other = ChainRuns(examples, other.messages, other.starts + shift, other.ends + shift)
+    other = ChainRuns(examples, other.numbers, other.starts + shift, other.ends + shift)
     joined = ChainRuns(*(np.concatenate(pair) for pair in zip(one, other, strict=True)))
     order = np.lexsort((joined.ends, joined.starts, joined.examples))
     return ChainRuns(*(column[order] for column in joined))
@@ -305,7 +321,8 @@ def chain_segments(splitter: Splitter, chains: Chains) -> tuple[Segments, dict[i
     segments = splitter.cut(rendered, spans, PromptEnds(chains, splitter.finder), chains.prompt_ends < 0)
     errors, dropped = find_dropped(rendered)
     of_rows = {note: np.unique(chains.rows[rows]) for note, rows in joined_notes(segments.notes, dropped).items()}
-    segments = replace(labelled(segments, chains), notes=joined_notes(of_rows, chains.notes))
+    segments = splitter.divide(labelled(segments, chains), rendered)
+    segments = replace(segments, notes=joined_notes(of_rows, chains.notes))
     return segments, {int(chains.rows[example]): error for example, error in errors.items()}
 
 
@@ -410,6 +427,6 @@ def _split(segments: Segments, chains: Chains, bounds: Int64) -> Segments:
         roles=inserted(segments.roles, segments.roles[inside]),
         parts=inserted(segments.parts, segments.parts[inside]),
         messages=inserted(segments.messages, segments.messages[inside]),
-        inclusive=inserted(segments.inclusive, np.zeros(len(inside), np.bool_)),
+        crossing=inserted(segments.crossing, np.zeros(len(inside), np.uint8)),
         weights=None if segments.weights is None else inserted(segments.weights, segments.weights[inside]),
     )

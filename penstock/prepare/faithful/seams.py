@@ -18,7 +18,7 @@ import numpy.typing as npt
 from penstock.arrays import Int64
 from penstock.literals import Literals
 from penstock.native import native
-from penstock.prepare.chat.conversation import Part, Role
+from penstock.prepare.chat.conversation import BODY_PARTS, Part, Role
 from penstock.prepare.encode.encoder import Encoder
 from penstock.prepare.encode.example_batch import ExampleBatch
 from penstock.prepare.regions.segments import Segments
@@ -110,7 +110,7 @@ class Seams:
 def _answer_starts(segments: Segments) -> tuple[Int64, Int64]:
     """The example and the number of each segment that starts the trained part of an assistant message."""
     examples = np.repeat(np.arange(len(segments.offsets) - 1), np.diff(segments.offsets))
-    is_trained = (segments.roles == Role.ASSISTANT) & ((segments.parts == Part.BODY) | (segments.parts == Part.STOP))
+    is_trained = (segments.roles == Role.ASSISTANT) & np.isin(segments.parts, (*BODY_PARTS, Part.STOP))
     trained = np.flatnonzero(is_trained)
     is_first = np.ones(len(trained), np.bool_)
     if len(trained) > 1:

@@ -16,7 +16,7 @@ from penstock.arrays import Bool, Int64
 from penstock.prepare.faithful.chains import ChainRuns, ChainTable, Move, merged_runs
 from penstock.prepare.regions.segments import gathered
 from penstock.prepare.template.rendered import Rendered
-from penstock.prepare.template.turns import SpanColumn, Table, TagColumn, TurnColumn, Turns, TurnState
+from penstock.prepare.template.turns import FieldColumn, SpanColumn, Table, TagColumn, TurnColumn, Turns, TurnState
 
 # Plain integers, because numpy takes longer to index by an enum.
 _ROW, _MESSAGE, _STATE = TurnColumn.ROW.value, TurnColumn.MESSAGE.value, TurnColumn.STATE.value
@@ -24,6 +24,7 @@ _PROMPT_SIZE, _SIZE, _CUT = TurnColumn.PROMPT_SIZE.value, TurnColumn.SIZE.value,
 _FLAGS = TurnColumn.FLAGS.value
 _OF_ROOT = TurnState.IN_ROOT.value | TurnState.IS_ROOT.value
 _SPANS = (SpanColumn.MESSAGE.value, SpanColumn.START.value, SpanColumn.END.value)
+_FIELDS = (FieldColumn.LABEL.value, FieldColumn.START.value, FieldColumn.END.value)
 _TAGS = (TagColumn.START.value, TagColumn.START.value, TagColumn.END.value)
 
 
@@ -44,24 +45,27 @@ def with_roots(rendered: Rendered) -> Rendered:
     known[rows] &= (states[numbers] & TurnState.KNOWN.value) > 0
     to[rows] = -1
     move = Move(to, np.concatenate(([0], rendered.text_ends))[:-1], starts)
-    own = _runs_of(turns.spans, _SPANS, numbers, known[rows]), _runs_of(turns.tags, _TAGS, numbers, known[rows])
-    others = move(rendered.span_rows, rendered.span_messages, rendered.span_starts, rendered.span_ends)
-    spans = merged_runs(others, own[0], rows, starts)
-    tags = merged_runs(
-        move(rendered.tag_rows, rendered.tag_rows, rendered.tag_starts, rendered.tag_ends), own[1], rows, starts
+    tables = (turns.spans, _SPANS), (turns.tags, _TAGS), (turns.fields, _FIELDS)
+    own = [_runs_of(*table, numbers, known[rows]) for table in tables]
+    others = (
+        move(rendered.span_rows, rendered.span_messages, rendered.span_starts, rendered.span_ends),
+        move(rendered.tag_rows, rendered.tag_rows, rendered.tag_starts, rendered.tag_ends),
+        move(*rendered.fields),
     )
+    spans, tags, fields = (merged_runs(*pair, rows, starts) for pair in zip(others, own, strict=True))
     return replace(
         rendered,
         data=b"".join(texts),
         text_ends=ends,
         known=known,
         span_rows=spans.examples.astype(np.int32),
-        span_messages=spans.messages.astype(np.int32),
+        span_messages=spans.numbers.astype(np.int32),
         span_starts=spans.starts,
         span_ends=spans.ends,
         tag_rows=tags.examples.astype(np.int32),
         tag_starts=tags.starts,
         tag_ends=tags.ends,
+        fields=fields.as_fields(),
     )
 
 
@@ -84,7 +88,7 @@ def side_chains(roots: Rendered, rows: npt.NDArray[Any], safe: tuple[bytes, ...]
     for chain in np.flatnonzero(skipped < cuts).tolist():
         origin = int(origins[chain])
         texts[chain] = roots.data[origin + int(skipped[chain]) : origin + int(cuts[chain])] + texts[chain]
-    spans, tags = _side_runs(roots, numbers[lasts], row, known, skipped, cuts)
+    spans, tags, fields = _side_runs(roots, numbers[lasts], row, known, skipped, cuts)
     of_turn, messages = np.cumsum(~follows) - 1, table[:, _MESSAGE]
     others = np.stack((np.arange(len(row)), messages[firsts] + 1, messages[lasts]), axis=1)
     nothing = np.zeros(len(row), np.int64)
@@ -97,6 +101,7 @@ def side_chains(roots: Rendered, rows: npt.NDArray[Any], safe: tuple[bytes, ...]
         seams=nothing,
         spans=spans,
         tags=tags,
+        fields=fields,
         turns=np.column_stack((of_turn, table[:, [_MESSAGE, _PROMPT_SIZE, _SIZE, _FLAGS]])),
         others=others[others[:, 1] < others[:, 2]],
     )
@@ -136,7 +141,7 @@ def _lacking_turns(turns: Turns, rows: npt.NDArray[Any]) -> tuple[Int64, Int64, 
 
 
 def _runs_of(runs: Table, columns: tuple[int, int, int], numbers: Int64, known: Bool) -> ChainRuns:
-    """The spans or tags of the kept texts of turns, numbered by their place in `numbers`."""
+    """The runs in the kept texts of turns, numbered by their place in `numbers`."""
     chosen = np.flatnonzero(known)
     of_number = np.searchsorted(runs[:, 0], np.arange(int(numbers.max(initial=-1)) + 2))
     places, offsets = gathered(of_number, numbers[chosen])
@@ -145,8 +150,8 @@ def _runs_of(runs: Table, columns: tuple[int, int, int], numbers: Int64, known: 
 
 def _side_runs(
     roots: Rendered, numbers: Int64, rows: Int64, known: Bool, skipped: Int64, cuts: Int64
-) -> tuple[ChainRuns, ChainRuns]:
-    """The spans and tags of chains: those of the root from `skipped` to `cuts`, then those of the turns `numbers`."""
+) -> tuple[ChainRuns, ChainRuns, ChainRuns]:
+    """The spans, tags and fields of chains: the root's from `skipped` to `cuts`, then those of the turns `numbers`."""
     assert roots.turns is not None
     partly = np.flatnonzero(known & (skipped < cuts))
     origins = np.concatenate(([0], roots.text_ends))[:-1][rows]
@@ -158,16 +163,23 @@ def _side_runs(
     def of_root(of_rows: npt.NDArray[Any], *columns: npt.NDArray[Any]) -> ChainRuns:
         places, offsets = gathered(np.searchsorted(of_rows, np.arange(len(roots.text_ends) + 1)), rows[partly])
         examples = np.repeat(partly, np.diff(offsets))
-        messages, starts, ends = (column[places].astype(np.int64) for column in columns)
-        return ChainRuns(examples, messages, starts - origins[examples], ends - origins[examples])
+        numbers, starts, ends = (column[places].astype(np.int64) for column in columns)
+        return ChainRuns(examples, numbers, starts - origins[examples], ends - origins[examples])
+
+    def between(before: ChainRuns, inside: Bool, own: ChainRuns) -> ChainRuns:
+        return moved(ChainRuns(*(column[inside] for column in before))).followed_by(own, 0)
 
     spans = moved(_runs_of(roots.turns.spans, _SPANS, numbers, known))
     tags = moved(_runs_of(roots.turns.tags, _TAGS, numbers, known))
+    fields = moved(_runs_of(roots.turns.fields, _FIELDS, numbers, known))
     if len(partly):
         before = of_root(roots.span_rows, roots.span_messages, roots.span_starts, roots.span_ends)
         inside = (before.starts >= skipped[before.examples]) & (before.starts < cuts[before.examples])
-        spans = moved(ChainRuns(*(column[inside] for column in before))).followed_by(spans, 0)
+        spans = between(before, inside, spans)
         before = of_root(roots.tag_rows, roots.tag_rows, roots.tag_starts, roots.tag_ends)
         inside = (before.ends > skipped[before.examples]) & (before.ends <= cuts[before.examples])
-        tags = moved(ChainRuns(*(column[inside] for column in before))).followed_by(tags, 0)
-    return spans, tags
+        tags = between(before, inside, tags)
+        before = of_root(*roots.fields)
+        inside = (before.ends > skipped[before.examples]) & (before.starts < cuts[before.examples])
+        fields = between(before, inside, fields)
+    return spans, tags, fields

@@ -67,6 +67,7 @@ def _appended(rendered: Rendered, stops: dict[int, bytes]) -> Rendered:
         span_ends=rendered.span_ends + moved[rendered.span_rows],
         tag_starts=rendered.tag_starts + moved[rendered.tag_rows],
         tag_ends=rendered.tag_ends + moved[rendered.tag_rows],
+        fields=rendered.fields.moved(np.arange(len(moved)), moved),
         notes=joined_notes(rendered.notes, {Note.STOP_APPENDED: np.array(sorted(stops), np.int64)}),
     )
 

@@ -21,7 +21,8 @@ from penstock.native import native
 from penstock.prepare.chat.conversation import Role
 from penstock.prepare.regions.calibrate import CLOSE, OPEN, Observation
 from penstock.prepare.regions.segments import Spans
-from penstock.prepare.template.rendered import Rendered
+from penstock.prepare.template.rendered import FieldRuns, Rendered
+from penstock.prepare.template.turns import FIELD_BITS, Field
 
 FindMarkers = Callable[[bytes], Iterable[tuple[int, int]]]  # where the markers of a text begin and end
 
@@ -48,7 +49,7 @@ class TurnMarkers:
             row = int(spans.rows[index])
             if row not in found:
                 message = regions.conversation(row).messages[int(spans.messages[index])]
-                if self._prints(regions.data[int(bodies[index]) : int(ends[index])], message):
+                if self._prints(regions, int(bodies[index]), int(ends[index]), message):
                     found.add(row)
         return found
 
@@ -63,16 +64,26 @@ class TurnMarkers:
         runs = [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
         return np.array([self.opens(run) or inside.search(run) is not None for run in runs], np.bool_)
 
-    def _prints(self, body: bytes, message: Any) -> bool:
-        """Whether a body holds more markers than the message itself."""
+    def _prints(self, regions: Rendered, start: int, end: int, message: Any) -> bool:
+        """Whether a body holds more markers than the message itself, other than around the results that it carries."""
+        body = regions.data[start:end]
         texts = [text.encode(errors="replace") for text in _strings(message)]
         found = {marker for marker in self.inside if marker in body}
         found |= {marker for marker in self.opening if body.lstrip().startswith(marker)}
         for marker in found:
             is_stop = marker in self.foreign and body.rstrip().endswith(marker)
-            if body.count(marker) - is_stop > sum(text.count(marker) for text in texts):
+            places = [start + found.start() for found in re.finditer(re.escape(marker), body)]
+            around = _next_to_results(regions.fields, places) if marker in self.foreign else 0
+            if len(places) - around - is_stop > sum(text.count(marker) for text in texts):
                 return True
         return False
+
+
+def _next_to_results(fields: FieldRuns, places: Sequence[int]) -> int:
+    """How many places have a tool's result as the field before or after them."""
+    after = np.searchsorted(fields.starts, places)
+    labels = np.concatenate(([0], fields.labels & FIELD_BITS, [0]))
+    return int(((labels[after] == Field.TOOL_RESPONSE) | (labels[after + 1] == Field.TOOL_RESPONSE)).sum())
 
 
 def learn_markers(

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from penstock.arrays import Bool, Float32, Int32, Int64, UInt8
+from penstock.prepare.chat.conversation import Part, Role
 from penstock.prepare.chat.notes import NotedRows
 from penstock.prepare.template.rendered import Rendered
+from penstock.prepare.template.turns import Field
+
+
+class Crossing(IntEnum):
+    """Which segment owns a token that crosses a segment's end."""
+
+    LATER = 0  # the one in which it ends
+    OWN = 1  # this one
+    NEXT = 2  # this one, if the token ends in the next one
+    ON_SPAN = 4  # added to one of these: the end is the border of a marked span
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +29,7 @@ class Segments:
     """Every text cut into consecutive runs; row r owns entries offsets[r]:offsets[r+1].
 
     `ends` are relative to the row's text; the last one of a row is the text's length (a row with an empty
-    text has no entries). A row with unknown regions has one entry (glue). `inclusive`: a token that crosses
-    this segment's end belongs to this segment rather than to the next one.
+    text has no entries). A row with unknown regions has one entry (glue).
     """
 
     offsets: Int64
@@ -26,7 +37,7 @@ class Segments:
     roles: UInt8
     parts: UInt8
     messages: Int32  # -1 for glue
-    inclusive: Bool
+    crossing: UInt8  # `Crossing`, at the end of each
     known: Bool  # one per row
     weights: Float32 | None = None  # the weight of the segment's message; NaN if none is given
     notes: NotedRows = field(default_factory=dict)  # notes made while splitting, for the ledger
@@ -42,7 +53,7 @@ class Segments:
             roles=np.concatenate((self.roles, more.roles)),
             parts=np.concatenate((self.parts, more.parts)),
             messages=np.concatenate((self.messages, more.messages)),
-            inclusive=np.concatenate((self.inclusive, more.inclusive)),
+            crossing=np.concatenate((self.crossing, more.crossing)),
             known=np.concatenate((self.known, more.known)),
             weights=weights,
         )
@@ -65,7 +76,7 @@ class Segments:
             roles=self.roles[places],
             parts=self.parts[places],
             messages=self.messages[places],
-            inclusive=self.inclusive[places],
+            crossing=self.crossing[places],
             weights=None if self.weights is None else self.weights[places],
         )
 
@@ -88,7 +99,7 @@ class Cuts(NamedTuple):
     roles: UInt8
     parts: UInt8
     messages: Int32
-    inclusive: Bool
+    crossing: UInt8
 
 
 class Spans(NamedTuple):
@@ -139,7 +150,7 @@ def to_segments(cuts: Cuts, rendered: Rendered, known: Bool, notes: NotedRows) -
         roles=cuts.roles[filled],
         parts=cuts.parts[filled],
         messages=messages,
-        inclusive=cuts.inclusive[filled],
+        crossing=cuts.crossing[filled],
         known=known,
         weights=weights,
         notes=notes,
@@ -152,3 +163,63 @@ def run_lengths(segments: Segments) -> Int64:
     firsts = segments.offsets[:-1][np.diff(segments.offsets) > 0]
     lengths[firsts] = segments.ends[firsts]
     return lengths
+
+
+# ---- bodies: the step after segments
+
+TOOL: Final = 255  # in place of a part: text of a tool
+_PARTS = {
+    Field.REASONING: Part.REASONING,
+    Field.CONTENT: Part.CONTENT,
+    Field.CALL_NAME: Part.CALL_NAME,
+    Field.CALL_ARGUMENTS: Part.CALL_ARGUMENTS,
+    Field.THOUGHT: Part.REASONING,
+    Field.THINK_TAG: Part.REASONING_MARKUP,
+    Field.TOOL_RESPONSE: TOOL,
+}
+PART_OF_FIELD = np.zeros(len(Field), np.uint8)
+PART_OF_FIELD[[*_PARTS]] = [*_PARTS.values()]
+
+
+class Bodies(NamedTuple):
+    """The bodies of a batch; places are absolute."""
+
+    numbers: Int64  # among the segments
+    rows: Int64
+    places: Int64  # of the message in its row
+    messages: Int64  # in the batch
+    starts: Int64
+    ends: Int64
+    text_starts: Int64
+    is_first: Bool  # of its message
+    first_fields: Int64
+    field_counts: Int64
+    parts: UInt8  # of bodies that a single field printed, as it does most answers; GLUE for others
+
+    @classmethod
+    def of(cls, segments: Segments, rendered: Rendered) -> Bodies:
+        """The bodies of assistants' messages, before they are divided."""
+        numbers = np.flatnonzero((segments.roles == Role.ASSISTANT) & (segments.parts == Part.BODY))
+        rows = np.searchsorted(segments.offsets, numbers, side="right") - 1
+        places = segments.messages[numbers].astype(np.int64)
+        messages = rendered.message_offsets[rows] + places
+        text_starts = np.concatenate(([0], rendered.text_ends))[rows]
+        opens = numbers == segments.offsets[rows]
+        starts = text_starts + np.where(opens, 0, segments.ends[np.maximum(numbers - 1, 0)])
+        is_first = np.diff(messages, prepend=-1) != 0
+        ends = text_starts + segments.ends[numbers]
+        fields = rendered.fields
+        firsts = np.searchsorted(fields.ends, starts, side="right")
+        counts = np.maximum(np.searchsorted(fields.starts, ends, side="left") - firsts, 0)
+        parts = np.zeros(len(numbers), np.uint8)
+        alone = np.flatnonzero(counts == 1)
+        at = firsts[alone]
+        covered = (fields.starts[at] <= starts[alone]) & (fields.ends[at] >= ends[alone])
+        plain = covered & (fields.labels[at] <= Field.CALL_ARGUMENTS)
+        parts[alone[plain]] = PART_OF_FIELD[fields.labels[at[plain]]]
+        return cls(numbers, rows, places, messages, starts, ends, text_starts, is_first, firsts, counts, parts)
+
+    def taken(self, which: Bool) -> Bodies:
+        """Selects bodies."""
+        columns: list[Any] = [column[which] for column in self]
+        return Bodies(*columns)

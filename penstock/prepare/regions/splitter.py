@@ -1,4 +1,5 @@
-"""Splits rendered conversations into segments; an assistant's region consists of header, body, stop and tail.
+"""Splits rendered conversations into segments; an assistant's region consists of header, body, stop and tail. `parts`
+then divides the bodies.
 
 Every byte of a text lies in exactly one segment, only text printed by an assistant message is labelled as such, and a
 row with uncertain headers has unknown regions rather than guessed ones. Markers inside messages have no effect: headers
@@ -17,7 +18,7 @@ from penstock.arrays import Bool, UInt8
 from penstock.errors import RowError
 from penstock.prepare.chat.conversation import Message, Part, Role
 from penstock.prepare.chat.notes import Note
-from penstock.prepare.modes import RegionsMode
+from penstock.prepare.modes import ReasoningInContent, RegionsMode, Straddle
 from penstock.prepare.regions.calibrate import (
     ProbeRenders,
     Renderer,
@@ -30,7 +31,8 @@ from penstock.prepare.regions.dropped import find_dropped
 from penstock.prepare.regions.headers import Boundaries, StopFinder, learn_end_tokens, learn_headers, stops_answers
 from penstock.prepare.regions.last_stops import LastStops, token_after_every_answer
 from penstock.prepare.regions.markers import learn_markers
-from penstock.prepare.regions.segments import Segments, Spans, run_lengths, to_segments
+from penstock.prepare.regions.parts import BodyDivider
+from penstock.prepare.regions.segments import Bodies, Segments, Spans, run_lengths, to_segments
 from penstock.prepare.regions.structure import Finder, HeaderFinder, structural_cuts, tagged_cuts
 from penstock.prepare.template.printed import MessageFlag
 from penstock.prepare.template.rendered import Rendered
@@ -62,6 +64,8 @@ class Splitter:
         special_tokens: frozenset[str],
         eos_token: str | None,
         mode: RegionsMode,
+        reasoning_in_content: ReasoningInContent = ReasoningInContent.AUTO,
+        straddle: Straddle = Straddle.INSIDE,
         next_markers: Iterable[str] = (),
         appends_stops: bool = False,
         only_last: bool = False,
@@ -91,6 +95,8 @@ class Splitter:
         if appends_stops and not self.last_stops:
             warnings.append(_NOTHING_TO_APPEND)
         self.warnings = (*warnings, *(self._disagreements(probes.rendered) if self._tagged else ()))
+        self._divider = BodyDivider(headers.opening, reasoning_in_content=reasoning_in_content, straddle=straddle)
+        self._divider.learn(renderer, lambda rendered: self.cut(rendered, spans_of(rendered), self._finder))
 
     @property
     def is_tagged(self) -> bool:
@@ -100,7 +106,7 @@ class Splitter:
     def split(self, rendered: Rendered) -> tuple[Segments, dict[int, RowError]]:
         """Cut a batch into segments; also returns errors for rows that must be refused."""
         spans = spans_of(rendered)
-        segments = self.cut(rendered, spans, self._finder)
+        segments = self.divide(self.cut(rendered, spans, self._finder), rendered)
         errors, dropped = find_dropped(rendered)
         unlike = self._finder.unlike_inference(rendered, spans, only_last=self._only_last)
         unlike = unlike[segments.known[unlike]]
@@ -142,6 +148,15 @@ class Splitter:
         found = {reason: outcome.lost, Note.NO_STOP: outcome.unstopped}
         notes = {note: np.array(sorted(rows), np.int64) for note, rows in found.items() if rows}
         return to_segments(outcome.cuts, rendered, known, notes)
+
+    def divide(self, segments: Segments, rendered: Rendered) -> Segments:
+        """Divides the bodies of assistants into parts."""
+        bodies = Bodies.of(segments, rendered)
+        whole = bodies.parts != Part.GLUE
+        parts = segments.parts.copy()
+        parts[bodies.numbers[whole]] = bodies.parts[whole]
+        segments = replace(segments, parts=parts)
+        return segments if whole.all() else self._divider.divide(segments, rendered, bodies.taken(~whole))
 
     def _disagreements(self, rendered: Rendered) -> Iterator[str]:
         """Warnings about tags that disagree with the structure."""

@@ -20,7 +20,7 @@ from penstock.prepare.chat.conversation import Conversation, Part, Role
 from penstock.prepare.regions.calibrate import Renderer, observe, render_probes
 from penstock.prepare.regions.headers import Headers, StopFinder, begins_with, learn_headers
 from penstock.prepare.regions.markers import TurnMarkers
-from penstock.prepare.regions.segments import Cuts, PartCuts, Spans
+from penstock.prepare.regions.segments import Crossing, Cuts, PartCuts, Spans
 from penstock.prepare.template.rendered import Rendered
 
 _MAX_PROMPTS_PER_ROW = 16  # bounds the renders for a long conversation
@@ -244,14 +244,14 @@ def _interleave(regions: Rendered, spans: Spans, bodies: Int64, stop_starts: Int
     roles[of_spans] = np.where(glue, np.uint8(Role.NONE), spans.roles[:, None]).ravel()
     messages[of_spans] = np.where(glue, np.int32(-1), spans.messages[:, None]).ravel()
     parts[of_spans] = np.tile(_RUNS, len(bodies))
-    return Cuts(ends, roles, parts, messages, np.zeros(total, np.bool_))
+    return Cuts(ends, roles, parts, messages, np.zeros(total, np.uint8))
 
 
 # ---- cuts by the template's own `{% generation %}` blocks, called tags here
 #
 # A tag is the body (and stop) of the assistant message that owns most of it; text of that message before the tag is
-# header, text after it is tail. The end of a tag is inclusive, as in transformers. A row with a tag that no assistant
-# message owns is lost. A batch takes a few numpy passes and one comparison at the end of each tag.
+# header, text after it is tail. A token that crosses the end of a tag belongs to it, as in transformers. A row with a
+# tag that no assistant message owns is lost. A batch takes a few numpy passes and one comparison per tag.
 
 
 class _Tags(NamedTuple):
@@ -329,11 +329,11 @@ def _label(regions: Rendered, spans: Spans, tags: _Tags, owners: Int64, stop: In
         in_stop = inside & (stop[tag, 0] <= starts) & (starts < stop[tag, 1])
         roles[inside], messages[inside] = Role.ASSISTANT, spans.messages[owners[tag[inside]]]
         parts[inside], parts[in_stop] = Part.BODY, Part.STOP
-        inclusive = inside & (ends == tags.ends[tag])
+        crossing = np.where(inside & (ends == tags.ends[tag]), Crossing.OWN, Crossing.LATER).astype(np.uint8)
     else:
-        after, inclusive = np.zeros(len(ends), np.bool_), np.zeros(len(ends), np.bool_)
+        after, crossing = np.zeros(len(ends), np.bool_), np.zeros(len(ends), np.uint8)
     parts[outside], parts[after] = Part.HEADER, Part.TAIL
-    return Cuts(ends, roles, parts, messages, inclusive)
+    return Cuts(ends, roles, parts, messages, crossing)
 
 
 def _covering(starts: Int64, ends: Int64, points: Int64) -> tuple[Int64, Bool]:

@@ -55,6 +55,7 @@ class TagColumn(IntEnum):
 
 
 MARK_SHIFT = 8  # a label is a `Field`, and above its bits the number of the marked span it lies in (from 1; 0: none)
+FIELD_BITS = (1 << MARK_SHIFT) - 1
 
 
 class Field(IntEnum):

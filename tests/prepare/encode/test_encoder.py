@@ -20,7 +20,7 @@ from penstock.prepare.encode.engines import Gigatoken
 from penstock.prepare.encode.example_batch import encode_texts, segment_counts
 from penstock.prepare.encode.unicode_checks import unassigned
 from penstock.prepare.tokenizer.vocabulary import NormalizerKind, Vocabulary
-from tests.prepare.encode.test_align import segments
+from tests.prepare.encode.test_align import CROSSINGS, segments
 
 
 def encoder_of(folder: Path) -> Encoder:
@@ -119,14 +119,15 @@ def test_newer_characters_and_decomposed_text(name: str, request: pytest.Fixture
     parts = st.one_of(hostile, WORDS, NEWER, st.sampled_from(("e\u0301", "\u0958", "\u1112\u1161\u11ab", ">\u0338")))
 
     @settings(max_examples=150, deadline=None)
-    @given(st.lists(parts, min_size=1, max_size=9), st.sets(st.integers(1, 40), max_size=4), st.booleans())
-    def law(parts: list[str], cuts: set[int], inclusive: bool) -> None:
+    @given(st.lists(parts, min_size=1, max_size=9), st.sets(st.integers(1, 40), max_size=4), st.sampled_from(CROSSINGS))
+    def law(parts: list[str], cuts: set[int], crossing: int) -> None:
         text = "".join(parts) + "."
         ends = sorted({len(text[:cut].encode()) for cut in cuts} | {len(text.encode())})
-        own = segments([ends, [1]], [[inclusive] * (len(ends) - 1) + [False], [False]])
+        own = segments([ends, [1]], [[crossing] * (len(ends) - 1) + [0], [0]])
         found, expected = (encode_texts([text.encode(), b"x"], own, encoder, reference=r) for r in (False, True))
         assert found.ids.tolist() == expected.ids.tolist() and found.offsets.tolist() == expected.offsets.tolist()
         assert found.ends.tolist() == expected.ends.tolist()
+        assert found.crossed.tolist() == expected.crossed.tolist()
 
     law()
 
@@ -210,7 +211,7 @@ def test_lengths_that_add_up_by_chance(nfc: Encoder) -> None:
     ids, found = staged(nfc, data.decode(), [3, len(data)])
     ends = nfc._reference.token_ends(data)
     assert int(nfc.vocabulary.byte_lengths[ids].sum()) == len(data)
-    assert found == segment_counts(ends, np.array([3, len(data)]), np.zeros(2, bool)).tolist()
+    assert found == segment_counts(ends, np.array([3, len(data)]), np.zeros(2, np.uint8))[0].tolist()
 
 
 def test_other_normalizers_use_offsets() -> None:

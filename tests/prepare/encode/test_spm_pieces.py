@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from penstock.native import native
 from penstock.prepare.encode import example_batch
 from penstock.prepare.encode.encoder import Encoder
-from penstock.prepare.encode.example_batch import segment_counts, segment_token_ends
+from penstock.prepare.encode.example_batch import aligned, segment_counts
 from penstock.prepare.regions.segments import Segments
 from penstock.prepare.tokenizer import vocabulary as pieces_module
 from penstock.prepare.tokenizer.vocabulary import Rule, TokenPieces, Vocabulary, token_pieces
+from tests.prepare.encode.test_align import CROSSINGS
 from tests.support.spm_tokenizers import SHAPES, TURNS
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(native is None, reason="installed without a compiler")]
@@ -63,7 +64,7 @@ class Subject:
         self.vocabulary = Vocabulary(tokenizer_json)
         self.encoder = Encoder(tokenizer_json, self.vocabulary, fast=False)
 
-    def counts(self, text: str, cuts: list[int], inclusive: list[bool]) -> tuple[list[int], list[int], int]:
+    def counts(self, text: str, cuts: list[int], crossing: list[int]) -> tuple[Any, Any, int]:
         """For one text: actual counts, expected counts, and whether offsets were needed."""
         data = text.encode()
         encoded = self.encoder.reference([data])
@@ -73,13 +74,14 @@ class Subject:
             roles=np.zeros(len(cuts), np.uint8),
             parts=np.zeros(len(cuts), np.uint8),
             messages=np.zeros(len(cuts), np.int32),
-            inclusive=np.array(inclusive, bool),
+            crossing=np.array(crossing, np.uint8),
             known=np.ones(1, bool),
         )
         ends = self.encoder._reference.token_ends(data)
         tables = self.vocabulary.byte_lengths, self.vocabulary.pieces
-        found, needed = segment_token_ends([data], encoded.ids, encoded.offsets, parts, tables, lambda _: ends)
-        return found.tolist(), segment_counts(ends, parts.ends, parts.inclusive).tolist(), needed
+        found = aligned([data], encoded.ids, encoded.offsets, parts, tables, lambda _: ends)
+        wanted = [array.tolist() for array in segment_counts(ends, parts.ends, parts.crossing)]
+        return [found.ends.tolist(), found.crossed.tolist()], wanted, found.inexact
 
 
 def boundaries(text: str) -> list[int]:
@@ -102,8 +104,8 @@ def test_token_positions_match_the_reference(name: str, subjects: dict[str, Subj
     def law(text: str, data: st.DataObject) -> None:
         nonlocal by_pieces
         cuts = boundaries(text)
-        inclusive = data.draw(st.lists(st.booleans(), min_size=len(cuts), max_size=len(cuts)))
-        found, wanted, needed = subject.counts(text, cuts, inclusive)
+        crossing = data.draw(st.lists(st.sampled_from(CROSSINGS), min_size=len(cuts), max_size=len(cuts)))
+        found, wanted, needed = subject.counts(text, cuts, crossing)
         assert found == wanted
         by_pieces += bool(text) and not needed
 

@@ -145,8 +145,12 @@ CARRIED = CALL | {"tool_responses": [{"name": "f", "response": {"r": "secret"}}]
             [[*chat("U1"), {"role": "assistant", "content": "A1", "reasoning_content": "R1"}], chat("U1", "A1")],
             [["<|think|>R1<|end|><|start|>assistant<|text|>A1<|end|>"], ["<|text|>A1<|end|>"]],
         ),
-        # tool results that an assistant message carries are not its words
-        (RESULTS_INSIDE, [[*chat("U1"), CARRIED], [*chat("U1"), CALL]], [None, ["<|call>f<call|><turn|>"]]),
+        # tool results that an assistant message carries are the tool's words
+        (
+            RESULTS_INSIDE,
+            [[*chat("U1"), CARRIED], [*chat("U1"), CALL]],
+            [["<|call>f<call|>", "<turn|>"], ["<|call>f<call|><turn|>"]],
+        ),
         # nor are the tools, printed before whatever message is the first
         (TOOLS_INSIDE, [chat("A1", "U1", "A2", role="assistant"), chat("U1", "A1")], [None, ["A1<|end|>"]]),
     ],

@@ -22,7 +22,7 @@ def test_the_four_parts_of_an_answer() -> None:
     assert [(run.role, run.part, run.message, run.text) for run in split.runs[1:]] == [
         (Role.USER, Part.BODY, 0, "<|im_start|>user\nhi<|im_end|>\n"),
         (Role.ASSISTANT, Part.HEADER, 1, "<|im_start|>assistant\n"),
-        (Role.ASSISTANT, Part.BODY, 1, "Grüß dich\n"),
+        (Role.ASSISTANT, Part.CONTENT, 1, "Grüß dich\n"),
         (Role.ASSISTANT, Part.STOP, 1, "<|im_end|>"),
         (Role.ASSISTANT, Part.TAIL, 1, "\n"),
     ]
@@ -268,7 +268,7 @@ def test_messages_of_other_roles_are_a_single_body() -> None:
     assert [(run.role, run.part) for run in split.runs] == [
         (Role.OTHER, Part.BODY),
         (Role.ASSISTANT, Part.HEADER),
-        (Role.ASSISTANT, Part.BODY),
+        (Role.ASSISTANT, Part.CONTENT),
         (Role.ASSISTANT, Part.STOP),
         (Role.ASSISTANT, Part.TAIL),
         (Role.TOOL, Part.BODY),

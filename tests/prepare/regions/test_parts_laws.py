@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.prepare.chat.conversation import Conversation, Message, Part, Role, role_number
+from penstock.prepare.chat.conversation import BODY_PARTS, Conversation, Message, Part, Role, role_number
+from penstock.prepare.regions.segments import Crossing
 from penstock.prepare.regions.splitter import RegionsMode
 from tests.support.splitting import Split, trl_recipe
 
@@ -47,14 +48,16 @@ def check_labels(split: Split, messages: list[Message]) -> None:
         for number, message in enumerate(messages):
             if f"«{message['role']}{number}»" in run.text:
                 assert run.message == number
-                assert run.part is Part.BODY
+                own = (Part.CONTENT, Part.REASONING) if run.role is Role.ASSISTANT else (Part.BODY,)
+                assert run.part in own
 
 
 def check_order(split: Split) -> None:
     order = [Part.HEADER, Part.BODY, Part.STOP, Part.TAIL]
     for one, next_one in pairwise(split.runs):
         if one.message == next_one.message and one.role is Role.ASSISTANT:
-            assert order.index(one.part) < order.index(next_one.part)
+            first, then = (order.index(Part.BODY if run.part in BODY_PARTS else run.part) for run in (one, next_one))
+            assert first < then or (first == then and one.part is not next_one.part)
 
 
 @pytest.mark.parametrize("mode", RegionsMode)
@@ -71,4 +74,4 @@ def test_segments_cover_each_text_once(name: str, mode: RegionsMode, batch: list
         check_labels(split, conversation.messages)
         if mode is RegionsMode.STRUCTURE or not recipe.renderer.has_generation:
             check_order(split)
-            assert not any(run.inclusive for run in split.runs)
+            assert all(run.crossing != Crossing.OWN for run in split.runs)

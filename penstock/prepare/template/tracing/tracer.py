@@ -309,23 +309,11 @@ _THINK, _END_THINK = "<think>", "</think>"
 
 
 def traced_content(text: str, message: int, marks: Sequence[tuple[int, int]], budget: Budget, first: int = 1) -> Traced:
-    """A text of an assistant's content. Its marked spans are numbered from `first`.
-
-    A block of thinking begins at the last tag since the previous block; the first one may begin with the text.
-    """
+    """A text of an assistant's content. Its marked spans are numbered from `first`."""
     own = (TracedSpan(0, len(text), message),) if text else ()
     if not marks and _END_THINK not in text:
         return Traced(text, own, budget, (TracedSpan(0, len(text), Field.CONTENT),) if text else ())
-    fields: list[tuple[int, Field]] = []  # where each ends
-    position = 0
-    while (close := text.find(_END_THINK, position)) >= 0:
-        start = text.rfind(_THINK, position, close)
-        if start >= 0:
-            fields += [(start, Field.CONTENT), (start + len(_THINK), Field.THINK_TAG)]
-        if start >= 0 or not position:
-            fields += [(close, Field.THOUGHT), (close + len(_END_THINK), Field.THINK_TAG)]
-        position = close + len(_END_THINK)
-    fields.append((len(text), Field.CONTENT))
+    fields = content_fields(text)
     edges = [edge for number, (start, end) in enumerate(marks, first) for edge in ((start, 0), (end, number))]
     edges.reverse()
     labels: list[TracedSpan] = []
@@ -339,6 +327,23 @@ def traced_content(text: str, message: int, marks: Sequence[tuple[int, int]], bu
             if edges and until == stop:
                 edges.pop()
     return Traced(text, own, budget, labels)
+
+
+def content_fields(text: str) -> list[tuple[int, Field]]:
+    """The fields of an assistant's content, and where each ends.
+
+    A block of thinking begins at the last tag since the previous block; the first one may begin with the text.
+    """
+    fields: list[tuple[int, Field]] = []
+    position = 0
+    while (close := text.find(_END_THINK, position)) >= 0:
+        start = text.rfind(_THINK, position, close)
+        if start >= 0:
+            fields += [(start, Field.CONTENT), (start + len(_THINK), Field.THINK_TAG)]
+        if start >= 0 or not position:
+            fields += [(close, Field.THOUGHT), (close + len(_END_THINK), Field.THINK_TAG)]
+        position = close + len(_END_THINK)
+    return [*fields, (len(text), Field.CONTENT)]
 
 
 class _Annotating(NodeTransformer):
