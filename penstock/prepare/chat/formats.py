@@ -29,7 +29,7 @@ NEAR_COLUMNS = (  # names close to columns that are read; rows that have them ar
     *("message", "messages", "conversation", "conversations"),
     *("tool", "function", "functions", "available_tools", "tool_definitions"),
     *("documents", "system_prompt", "system_message", "template_kwargs", "template_vars", "chat_template_args"),
-    *("weight", "weights", "loss_weight", "loss_weights", "loss_mask"),
+    *("weight", "weights", "loss_weight", "loss_weights", "loss_mask", "spans", "train_detail"),
     *("reasoning", "reasoning_content", "thinking", "chain_of_thought"),
 )
 MEDIA_COLUMNS = ("image", "images", "videos", "audios")  # refused if they have a value

@@ -1,23 +1,23 @@
 """Normalises and validates the lists of messages in parsed rows.
 
-Roles are renamed to those of templates, weight keys are removed, and keys whose value is null are dropped, as
-transformers' `apply_chat_template` does from 5.23 on. All other keys stay as they are. The parsed objects are changed
-in place, and copied only if keys must be renamed.
+Roles are renamed to those of templates, weights and marked spans are removed, and keys whose value is null are dropped,
+as transformers' `apply_chat_template` does from 5.23 on. All other keys stay as they are. The parsed objects are
+changed in place, and copied only if keys must be renamed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import RowError
 from penstock.prepare.chat.conversation import Message
 from penstock.prepare.chat.formats import CALLS, INVERSE_WEIGHT_KEY, MEDIA_COLUMNS, REASONING_KEYS, ROLES, ColumnMapping
 from penstock.prepare.chat.json_rows import describe_type, parse_text
+from penstock.prepare.chat.spans import LARGEST_WEIGHT, SPAN_KEYS, MarkedSpans, take_spans
 
 _MEDIA = ("image", "audio", "video")
-_LARGEST_WEIGHT = 3.4e38  # they are stored as 32-bit floats
 _USUAL_TARGETS = {
     **dict.fromkeys(("ai", "bot", "model", "chatbot", "agent"), "assistant"),
     **dict.fromkeys(("human", "customer", "question"), "user"),
@@ -26,19 +26,34 @@ _USUAL_TARGETS = {
 
 
 class NormalizedMessages(NamedTuple):
-    """Normalised messages, their weights, and the values in them that are not plain strings."""
+    """Normalised messages, their weights, the values in them that are not plain strings, and their marked spans."""
 
     messages: list[Message]
     weights: tuple[float | None, ...] | None = None
     loose: tuple[object, ...] = ()
+    spans: tuple[MarkedSpans | None, ...] | None = None
 
     def then(self, more: NormalizedMessages) -> NormalizedMessages:
         """Returns these messages followed by more."""
-        weights = None
-        if self.weights is not None or more.weights is not None:
-            unknown = (None,)
-            weights = (self.weights or unknown * len(self.messages)) + (more.weights or unknown * len(more.messages))
-        return NormalizedMessages(self.messages + more.messages, weights, self.loose + more.loose)
+        counts = len(self.messages), len(more.messages)
+        return NormalizedMessages(
+            self.messages + more.messages,
+            _joined(self.weights, more.weights, counts),
+            self.loose + more.loose,
+            _joined(self.spans, more.spans, counts),
+        )
+
+
+_Own = TypeVar("_Own")
+
+
+def _joined(
+    first: tuple[_Own | None, ...] | None, second: tuple[_Own | None, ...] | None, counts: tuple[int, int]
+) -> tuple[_Own | None, ...] | None:
+    """Joins what messages have of their own; None if none of them has it."""
+    if first is None and second is None:
+        return None
+    return (first or (None,) * counts[0]) + (second or (None,) * counts[1])
 
 
 class MessageReader:
@@ -70,6 +85,7 @@ class MessageReader:
         messages: list[Message] = value  # we own the parsed objects, so they are changed in place
         weights: list[float | None] = [None] * len(messages)
         loose: list[object] = []
+        marked: dict[int, MarkedSpans] = {}
         for number, message in enumerate(messages):
             where = f"{column}[{number}]"
             if type(message) is not dict:
@@ -88,6 +104,11 @@ class MessageReader:
             if message.get("tool_calls") is not None:
                 message["tool_calls"] = _read_calls(message["tool_calls"], f"{where}.tool_calls")
             check_message(message, where, self._weight_names)
+            if type(message.get("content")) is list or not SPAN_KEYS.isdisjoint(message):
+                if weights[number] is None and message.get("train_detail") == []:
+                    weights[number] = 0.0  # Axolotl trains nothing of it
+                if found := take_spans(message, where):
+                    marked[number] = found
             nulls = []
             for key, own in message.items():
                 if own is None:
@@ -97,7 +118,8 @@ class MessageReader:
             for key in nulls:
                 del message[key]
         is_weighted = any(weight is not None for weight in weights)
-        return NormalizedMessages(messages, tuple(weights) if is_weighted else None, tuple(loose))
+        spans = tuple(map(marked.get, range(len(messages)))) if marked else None
+        return NormalizedMessages(messages, tuple(weights) if is_weighted else None, tuple(loose), spans)
 
     def _role(self, message: Message, where: str) -> str:
         role = message.get(self._role_key)
@@ -146,8 +168,8 @@ def _weight(value: object, key: str, where: str) -> float | None:
             return 0.0 if value else 1.0
         raise RowError("bad_weight", f"{where}.{key} is {_shown(value)}; expected true, false or null")
     if type(value) in (bool, int, float) and value >= 0:  # type: ignore[operator]
-        if value > _LARGEST_WEIGHT:  # type: ignore[operator]
-            raise RowError("bad_weight", f"{where}.{key} is larger than {_LARGEST_WEIGHT:g}", "Give a smaller weight")
+        if value > LARGEST_WEIGHT:  # type: ignore[operator]
+            raise RowError("bad_weight", f"{where}.{key} is larger than {LARGEST_WEIGHT:g}", "Give a smaller weight")
         return float(value)  # type: ignore[arg-type]
     raise RowError("bad_weight", f"{where}.{key} is {_shown(value)}; expected true, false, null or a number from 0 up")
 
@@ -198,7 +220,7 @@ def _check_parts(parts: list[Any], where: str, weight_keys: Collection[str]) -> 
                     raise RowError(
                         "bad_weight",
                         f"{where}[{number}].{key}: a part has no weight of its own",
-                        "Give the weight to the message, or make the part a message of its own",
+                        "Give the weight to the message, or mark text of the part with spans",
                     )
             continue
         if type(part) is not dict:
@@ -346,14 +368,13 @@ class ChatColumns:
             self._read_variables(record.get(self._variables)),
         )
 
-    def with_system(
-        self, messages: list[Message], weights: tuple[float | None, ...] | None, system: str
-    ) -> tuple[list[Message], tuple[float | None, ...] | None]:
-        """Returns the messages and weights with the system prompt of the system column in front."""
-        if messages[0]["role"] != "system":
-            return [{"role": "system", "content": system}, *messages], (None, *weights) if weights else weights
-        if messages[0].get("content") == system:
-            return messages, weights
+    def with_system(self, turns: NormalizedMessages, system: str) -> NormalizedMessages:
+        """Returns the messages with the system prompt of the system column in front."""
+        first = turns.messages[0]
+        if first["role"] != "system":
+            return NormalizedMessages([{"role": "system", "content": system}]).then(turns)
+        if first.get("content") == system:
+            return turns
         raise RowError(
             "system_conflict",
             f"column {self._system!r} and the first message are two different system prompts",

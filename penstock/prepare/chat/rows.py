@@ -202,10 +202,10 @@ class RowReader:
         )
 
     def _conversation(self, turns: NormalizedMessages, chat: Chat) -> Conversation:
-        messages, weights, loose = turns
         tools, system, variables = chat
         if system is not None:
-            messages, weights = self._chat.with_system(messages, weights, system)
+            turns = self._chat.with_system(turns, system)
+        messages, weights, loose, spans = turns
         for message in messages:
             if message["role"] == "assistant":
                 break
@@ -217,7 +217,11 @@ class RowReader:
             )
         if not self._exact:
             check_integers([*loose, tools, variables])
-        return Conversation(messages, tools, weights, variables)
+        if spans is None:
+            return Conversation(messages, tools, weights, variables)
+        places = tuple(own and own.places for own in spans)
+        span_weights = tuple(own and own.weights for own in spans)
+        return Conversation(messages, tools, weights, variables, spans=places, span_weights=span_weights)
 
 
 # -- preference rows ----------------------------------------------------------------------------------------------
@@ -243,6 +247,8 @@ def _whole_sides(
             )
         return chosen, rejected
     if _starts_with(chosen.messages, prompt.messages) and _starts_with(rejected.messages, prompt.messages):
+        for side, name in ((chosen, names[0]), (rejected, names[1])):
+            _check_repeated_spans(side, prompt, name)
         return chosen, rejected
     for side, name in ((chosen, names[0]), (rejected, names[1])):
         role = side.messages[0]["role"]
@@ -265,8 +271,24 @@ def _shared_text(chosen: str, rejected: str) -> str:
 
 def _starts_with(messages: list[Message], prompt: list[Message]) -> bool:
     """Whether a side repeats the prompt, possibly after a system prompt of its own."""
-    skip = int(messages[0]["role"] == "system" and prompt[0]["role"] != "system")
+    skip = _skipped(messages, prompt)
     return len(messages) > len(prompt) + skip and messages[skip : skip + len(prompt)] == prompt
+
+
+def _skipped(messages: list[Message], prompt: list[Message]) -> int:
+    return int(messages[0]["role"] == "system" and prompt[0]["role"] != "system")
+
+
+def _check_repeated_spans(side: NormalizedMessages, prompt: NormalizedMessages, name: str) -> None:
+    """Refuses marked spans of a prompt that a side repeats without them, as the side's messages are used."""
+    skip = _skipped(side.messages, prompt.messages)
+    repeated = side.spans and side.spans[skip : skip + len(prompt.messages)]
+    if prompt.spans is not None and prompt.spans != repeated:
+        raise RowError(
+            "bad_span",
+            f"{name} repeats the prompt, but not its spans",
+            "Give the same spans in both, or only the answer there",
+        )
 
 
 def _shared(chosen: list[Message], rejected: list[Message]) -> bool:
