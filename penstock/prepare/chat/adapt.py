@@ -18,6 +18,7 @@ from penstock.literals import Literals
 from penstock.prepare.chat.conversation import Conversation, Message
 from penstock.prepare.chat.json_rows import parse_text
 from penstock.prepare.chat.notes import Note
+from penstock.prepare.chat.spans import moved
 
 # ---- adapt probes ----------------------------------------------------------------------------------------------------
 #
@@ -309,8 +310,12 @@ class Adapter:
         if not changed and tools is conversation.tools:
             return conversation
         messages = conversation.messages.copy()
+        spans = list(conversation.spans or ())
         for number, message in changed.items():
+            if spans and (places := spans[number]):
+                spans[number] = moved(places, messages[number]["content"], message["content"])
             messages[number] = message
+        conversation = conversation._replace(spans=tuple(spans) or None)
         return conversation._replace(messages=messages, tools=tools, notes=(*conversation.notes, *sorted(self._notes)))
 
     def _message(self, message: Message, number: int) -> Message:

@@ -1,4 +1,4 @@
-"""Reads the marked spans of messages.
+"""Reads the marked spans of messages, and keeps them in place when content changes its form.
 
 A message has them under `spans`, or under `train_detail` as Axolotl does; a text part of its content under `spans`.
 Templates never see these keys. Positions are code points of the text as given.
@@ -162,3 +162,19 @@ def _weight(value: object, where: str) -> float:
 
 def _shown(value: object) -> str:
     return repr(value) if type(value) in (int, float, str) else describe_type(value)
+
+
+# ---- content that changes its form
+
+
+def moved(places: Places, given: object, content: object) -> Places:
+    """Returns the places in a content that was given in another form: its parts joined, or as one part."""
+    if given is content:
+        return places
+    flat: Any = places
+    if type(given) is list:
+        ends = [0]
+        for part in given:
+            ends.append(ends[-1] + len(part["text"]))
+        flat = tuple((start + own, end + own) for own, part in zip(ends, flat, strict=False) for start, end in part)
+    return (flat,) if type(content) is list else flat

@@ -15,14 +15,19 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.errors import RowError
+from penstock.native import native
 from penstock.prepare.chat.conversation import Conversation
 from penstock.prepare.chat.formats import FormatOptions, detect
 from penstock.prepare.chat.rows import RowReader
+from penstock.prepare.template.renderer import TemplateRenderer
+from penstock.prepare.template.turns import MARK_SHIFT
+from tests.prepare.template.conversations import DATE, TOKENS, templates
 
 HI = {"role": "user", "content": "Hi"}
 SPAN = 'A span is {"start": 0, "end": 5, "weight": 0}'
 DETAIL = 'An entry of train_detail is {"begin_offset": 0, "end_offset": 4, "train": false}'
 CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
+TRL = dict(templates())
 
 
 def bot(content: object = "Hello", **more: Any) -> dict[str, Any]:
@@ -305,6 +310,42 @@ def test_columns_of_spans_are_noted(tokenizer: Path, write_rows: Callable[..., P
 
 
 # ---- templates
+
+
+def marked(rendered: Any) -> list[tuple[int, str]]:
+    """The numbers of marked spans and what they printed, in order."""
+    labels, starts, ends = (
+        column.tolist() for column in (rendered.fields.labels, rendered.fields.starts, rendered.fields.ends)
+    )
+    found = zip(labels, starts, ends, strict=True)
+    return [
+        (label >> MARK_SHIFT, rendered.data[start:end].decode()) for label, start, end in found if label >> MARK_SHIFT
+    ]
+
+
+@pytest.mark.skipif(native is None, reason="installed without a compiler")
+@pytest.mark.parametrize("by_reference", [False, True])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("qwen3", bot("eins zwei drei", spans=[span(0, 4), span(5, 9)])),
+        ("qwen3", bot([part("eins "), part("zwei drei", spans=[span(0, 4)])])),
+        ("qwen3", bot([part("x eins", spans=[span(2, 6)]), part(""), part(" zwei drei", spans=[span(1, 5)])])),
+        ("llama3_1", bot([part("eins", spans=[span(0, 4)]), part(" zwei", spans=[span(1, 5)])])),
+        ("llava_next", bot("ä eins zwei drei", spans=[span(2, 6), span(7, 11)])),
+        ("llava_next", bot([part("eins", spans=[span(0, 4)]), part(" zwei", spans=[span(1, 5)])])),
+    ],
+)
+def test_spans_follow_content_into_the_form_of_the_template(
+    name: str, content: dict[str, Any], by_reference: bool
+) -> None:
+    renderer = TemplateRenderer(TRL[name], special_tokens=TOKENS, variables={}, date=DATE)
+    given = only(HI, content)
+    adapted = renderer.adapter.adapt(given)
+    rendered = (renderer.render_reference if by_reference else renderer.render)([adapted])
+    words = ["eins", "zwei"][-len((given.span_weights or ())[1] or ()) :]
+    assert marked(rendered) == list(enumerate(words, 1))
+    assert adapted.span_weights == given.span_weights
 
 
 @pytest.mark.parametrize("turns", ["conversation", "faithful"])
