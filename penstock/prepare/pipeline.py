@@ -44,6 +44,7 @@ from penstock.prepare.slice_record import (
     SliceState,
     batch_ranges,
     encoder_panic,
+    lost_spans,
     no_template,
     shown,
     special_text,
@@ -348,7 +349,12 @@ class Pipeline:
             render = rendering.renderer.render_reference if state.by_reference else rendering.renderer.render
             origins = [e.row for e in members], [e.side for e in members]
             rendered = render([e.conversation for e in members])
+            first = len(examples.rows)
             self._add(rendering, rendered, origins, rendered.texts, examples, state)
+            if marked := {e.row for e in members if e.conversation.spans}:
+                known = zip(examples.rows[first:], examples.segments.known[first:].tolist(), strict=True)
+                for row in marked.intersection(row for row, is_known in known if not is_known):
+                    state.reject(row, lost_spans())
         return plain
 
     def _is_rejected(self, number: int, plain: Conversation, state: SliceState) -> bool:

@@ -85,14 +85,12 @@ class RecipeOptions(FormatOptions):
         panel=TEMPLATE,
     )
     reasoning_in_content: ReasoningInContent = option(
-        "Where text between <think> and </think> in contents is reasoning: auto (if the template prints these tags), "
-        "split (everywhere)",
+        "Reasoning inside contents, in <think> tags: auto (if the template prints these tags), split (everywhere)",
         ReasoningInContent.AUTO,
         panel=TEMPLATE,
     )
     straddle: Straddle = option(
-        "Tokens across the border of a marked span: inside (not of the span), touch (of the span), error (reject the "
-        "row)",
+        "Tokens across the border of a marked span: inside (left out), touch (included), error (reject the row)",
         Straddle.INSIDE,
         panel=TEMPLATE,
     )

@@ -140,6 +140,14 @@ def special_text(token: str) -> RowError:
     )
 
 
+def lost_spans() -> RowError:
+    return RowError(
+        "bad_span",
+        "the regions of the row are unknown, so its spans have no place in the text",
+        "Use another template, or remove the spans",
+    )
+
+
 def straddled() -> RowError:
     return RowError(
         "straddled_span",
