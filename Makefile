@@ -80,9 +80,10 @@ exits: .exits/done  ## Install other trainers, whose own code reads our exports 
 	.exits/bin/pip --disable-pip-version-check install --quiet --constraint constraints-exits.txt torch
 	.exits/bin/pip --disable-pip-version-check install --quiet --constraint constraints-exits.txt \
 	    ai2-olmo-core megatron-core transformers datasets peft trl accelerate ray tensordict torchdata hydra-core \
-	    codetiming dill pylatexenc loguru omegaconf addict colorama fire pillow posthog numba art schedulefree tqdm
+	    codetiming dill pylatexenc loguru omegaconf addict colorama fire pillow posthog numba art schedulefree tqdm \
+	    json_repair modelscope
 	.exits/bin/pip --disable-pip-version-check install --quiet --no-deps --constraint constraints-exits.txt \
-	    axolotl llamafactory skyrl torchtune verl
+	    axolotl llamafactory ms-swift skyrl torchtune verl
 	touch $@
 
 # tokenizers 1.x must have the ids, masks and shards of 0.23. Not in .venv, because transformers pins 0.23.

@@ -38,9 +38,10 @@ STAGES = (  # files of tests, and which of them
 )
 QUICK = (("tests", ""),)
 ALIGNMENT = (("tests/prepare/encode/test_align.py", ""), ("tests/prepare/encode/test_spm_pieces.py", ""))
-SLOW = (("tests/prepare/encode/test_unigram.py", ""),)
+UNIGRAM = (("tests/prepare/encode/test_unigram.py", ""),)
 COMPOSED = (("tests/prepare/encode/test_code_points.py", ""), ("tests/native/test_native.py", ""))
-EVERY = (*STAGES, *ALIGNMENT, *COMPOSED, *SLOW)
+EVERY = (*STAGES, *ALIGNMENT, *COMPOSED, *UNIGRAM)
+WITH_SLOW = (*ALIGNMENT, *UNIGRAM)
 STALE = "stale"
 TEMPLATES = ("qwen3", "gptoss")
 ROWS = 150  # of each file
@@ -120,7 +121,7 @@ class TreeCopy:
         return next((outcome for outcome in outcomes if outcome != "survived"), "survived")
 
     def _tests(self, file: str, chosen: str, *more: str) -> str:
-        slow = [] if (file, chosen) in SLOW else ["-m", "not slow"]
+        slow = [] if (file, chosen) in WITH_SLOW else ["-m", "not slow"]
         options = ("-x", "-q", "-p", "no:cacheprovider", *more, *slow, "--tb=no", "-k", chosen)
         done = self.run("-m", "pytest", *options, file, seconds=3600)
         if done.returncode == 0:
@@ -238,7 +239,7 @@ def stages_for(mutation: tuple[str, str, str]) -> tuple[tuple[str, str], ...]:
     if mutation in PIPELINE:  # those of its room first, to be quick
         return ((str(Path("tests", *Path(mutation[0]).parent.parts[1:])), ""), *QUICK)
     file = Path(mutation[0]).stem
-    return {"align": ALIGNMENT, "compose": COMPOSED, "unigram": SLOW, "unigram_words": SLOW}.get(file, STAGES)
+    return {"align": ALIGNMENT, "compose": COMPOSED, "unigram": UNIGRAM, "unigram_words": UNIGRAM}.get(file, STAGES)
 
 
 def judge(copy: TreeCopy, mutation: tuple[str, str, str], files: list[Path], usual: dict[str, Any]) -> MutationResult:

@@ -7,4 +7,4 @@ Importing this makes `bare` available, which is shared with the tests of exports
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[2] / "tests" / "export" / "packages"))
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "exchange" / "packages"))

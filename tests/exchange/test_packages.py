@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from tokenizers import Tokenizer
 
 import penstock as ps
 from benchmarks.prepared import PreparedRows
@@ -20,6 +21,7 @@ from penstock.load.view import View
 from penstock.prepare.chat.conversation import Role
 from tests.exchange.conftest import EXITS, ROOT, Ask
 from tests.support.memory_dataset import MemoryDataset
+from tests.support.splitting import trl_template
 from tests.support.view_rows import chat
 
 pytestmark = pytest.mark.slow
@@ -242,3 +244,71 @@ def test_trainers_prepare_the_same_tokens_and_masks(
     ours = ps.prepare(place / "rows.jsonl", tokenizer=tokenizer, cache=place / "cache", workers=1).view()
     assert [row.tolist() for row in theirs.ids] == [item.input_ids.tolist() for item in ours]
     assert [row.tolist() for row in theirs.masks] == [item.loss_mask.tolist() for item in ours]
+
+
+PLAIN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_axolotl_trains_the_same_details(tokenizer: Path, ask: Ask, place: Path) -> None:
+    """Entries end between tokens; elsewhere Axolotl trains a token of which two characters lie in an entry. Of a
+    character with several tokens, it may train one that lies in no entry."""
+    (place / "own.jinja").write_text(PLAIN)
+    encoder, rng = Tokenizer.from_file(str(tokenizer / "tokenizer.json")), np.random.default_rng(3)
+    rows = []
+    for text in (
+        "The Rhine flows through Cologne.",
+        "Bern lies on the Aare, doesn't it?",
+        "def f(x):\n    return x + 1\n",
+    ):
+        ends = sorted({0} | {end for _, end in encoder.encode(text).offsets})
+        for count in (1, 2, 3, 0):
+            cuts = sorted(rng.choice(ends, min(2 * count, len(ends) // 2 * 2), replace=False).tolist())
+            details = [
+                {"begin_offset": start, "end_offset": end - 1, "train": bool(rng.integers(4))}
+                for start, end in zip(cuts[::2], cuts[1::2], strict=True)
+            ]
+            ask_for = {"role": "user", "content": "q"}
+            answer = {"role": "assistant", "content": text, **({"train_detail": details} if count else {})}
+            rows.append({"messages": [ask_for, answer]})
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    theirs = ask("axolotl_details", tokenizer, place / "own.jinja", place / "rows.jsonl")
+    ours = ps.prepare(
+        place / "rows.jsonl", tokenizer=tokenizer, template=place / "own.jinja", cache=place / "cache", workers=1
+    )
+    view = ours.view(max_length=None, overlong="error")
+    found = {int(view.index.rows[k]): view[k] for k in range(len(view))}
+    assert len(found) == len(rows)
+    for number, row in enumerate(theirs):
+        assert row["ids"] == found[number].input_ids.tolist()
+        assert row["labels"] == found[number].labels.tolist(), rows[number]
+
+
+@pytest.mark.parametrize(
+    ("template", "mode", "answers"),
+    [
+        ("qwen3", "auto", [{"content": "Rhein"}, {"content": "Aare", "reasoning_content": "r"}]),
+        (None, "split", [{"content": "<think>\n\n</think>Bern"}, {"content": "<think>r</think>Bern"}]),
+    ],
+)
+def test_swift_leaves_the_same_empty_thinking_out(
+    tokenizer: Path, ask: Ask, place: Path, template: str | None, mode: str, answers: list[dict[str, str]]
+) -> None:
+    """ms-swift also leaves out an empty block that an answer itself contains, as `split` does. White space after such a
+    block is a part of the answer here."""
+    (place / "own.jinja").write_text(trl_template(template) if template else PLAIN)
+    rows = [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", **answer}]} for answer in answers]
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options: dict[str, Any] = {"template": place / "own.jinja", "cache": place / "cache", "reasoning_in_content": mode}
+    ours = ps.prepare(place / "rows.jsonl", tokenizer=tokenizer, workers=1, **options)
+    decoder = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+
+    def texts(parts: str) -> list[str]:
+        view = ours.view(parts=parts)
+        return [decoder.decode(item.input_ids[item.loss_mask].tolist(), skip_special_tokens=False) for item in view]
+
+    scaled = ask("swift_loss_scale", "ignore_empty_think", json.dumps(texts("body")))
+    assert [any(not weight for _, weight in pieces) for pieces in scaled] == [True, False]
+    assert texts("-empty_reasoning,-stop") == ["".join(text for text, weight in pieces if weight) for pieces in scaled]
