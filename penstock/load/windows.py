@@ -309,7 +309,8 @@ def _explained(reason: str, count: int, settings: ViewOptions) -> str:
         case Reason.NO_TRAINED_TOKEN | Reason.CHUNK_WITHOUT_TRAINED_TOKEN:
             limit = f" within max_length={settings.max_length}" if settings.max_length is not None else ""
             parts = f" with parts={settings.parts!r}" if settings.parts else ""
-            remedy = "raise it, or use overlong='truncate_left'" if limit else "use another train_on"
+            other = "use another train_on or other parts" if parts else "use another train_on"
+            remedy = "raise it, or use overlong='truncate_left'" if limit else other
             return f"{count:,} have no token that train_on={settings.policy.value!r}{parts} trains{limit}: {remedy}"
 
 
