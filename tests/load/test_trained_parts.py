@@ -42,11 +42,15 @@ def conversations() -> Iterator[Sentinels]:
     yield given._replace(conversation=given.conversation._replace(messages=chat))
 
 
-@pytest.mark.parametrize("name", TRL)
-def test_the_words_of_a_part_are_trained(name: str, tokenizer: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "turns"),
+    [*((name, "conversation") for name in TRL), *((name, "faithful") for name in TRL if "training" not in name)],
+)
+def test_the_words_of_a_part_are_trained(name: str, turns: str, tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "own.jinja").write_text(TRL[name])
     decoder = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     options: dict[str, Any] = {"template": tmp_path / "own.jinja", "cache": tmp_path / "cache", "workers": 1}
+    options["turns"] = turns
     options["template_vars"] = {"bos_token": "<s>", "eos_token": "</s>"}
     cases = list(conversations())
     rows = [{"messages": case.conversation.messages} for case in cases]
@@ -65,8 +69,10 @@ def words(dataset: ps.Dataset, cases: list[Sentinels], decoder: Tokenizer, parts
         view = dataset.view(parts=parts, max_length=None)
     except ViewError:
         return {}  # no row has any of these parts
-    found = {}
-    for number, example in zip(view.index.rows.tolist(), view, strict=True):
+    found: dict[int, Words] = {}
+    for place, example in zip(view.index.rows.tolist(), view, strict=True):
+        number = dataset.locate(place).row
         text = decoder.decode(example.input_ids[example.loss_mask].tolist(), skip_special_tokens=False)
-        found[number] = {(field, text[start:end]) for field, start, end in cases[number].printed(text)}
+        own = {(field, text[start:end]) for field, start, end in cases[number].printed(text)}
+        found.setdefault(number, set()).update(own)
     return found
