@@ -137,7 +137,8 @@ class Markup:
             return
         is_end = before is Kind.ARGUMENTS and after is not before
         start = self._end_of_arguments(text) if is_end else 0
-        opened = _OPENED.search(text, start) if after is not before and self._opens_arguments else None
+        last = max(start, len(text) - 64)  # brackets that are opened
+        opened = _OPENED.search(text, last) if after is not before and self._opens_arguments else None
         end = opened.start() if opened and after is Kind.ARGUMENTS else len(text)
         yield text[:start], Part.CALL_ARGUMENTS
         part = _outside(before, after)

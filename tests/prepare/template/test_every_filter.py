@@ -64,6 +64,7 @@ EXPRESSIONS: Final = (
     *("v|d('z', true)", "v|default", "v|dictsort(reverse=true)", "v|dictsort(true)", "v|dictsort(by='value')", "v|e", "v|escape", "v|e|upper"),
     *("v|filesizeformat", "v|filesizeformat(true)", "v|first", "v|float", "v|float(1.5)", "v|forceescape", "v|format(1, 'b')", "v|format(a=1)"),
     *("'%s|%d' | format(v, 3)", "'%(x)s' | format(x=v)", "v|groupby('a')", "v|groupby('a', default='d')", "v|groupby('b', case_sensitive=true)|length"),
+    *("[10000000000000000, 1, -10000000000000000]|sum(start=0.5)", "(('<'|e) + (v|string))|e"),
     *("v|indent(2, true, true)", "v|indent(width='> ', blank=true)", "v|int", "v|int(9)", "v|int(9, 16)", "v|items|list", "v|join('-', attribute='a')", "v|join('-', 'a.c.0')"),
     *("v|last", "v|length", "v|list", "v|lower", "v|map('title')|list", "v|map(attribute='a', default='d')|list", "v|map('default', 'q', true)|join", "v|map('replace', 'a', 'b')|list"),
     *("v|map('int')|sum", "v|max", "v|max(attribute='b')", "v|min", "v|min(true)", "v|pprint", "v|reject('odd')|list", "v|rejectattr('b', 'le', 1)|list", "v|replace('a', 'Q', 1)"),
