@@ -32,24 +32,29 @@ static double as_double(Value v) { return v.tag == FLOAT ? v.d : (double)v.i; }
 
 /* ---- text and lists */
 
+static bool is_unsafe(char c) { return c == '&' || c == '<' || c == '>' || c == '\'' || c == '"'; }
+
 static void put_markup(Machine *m, Value v) { /* markupsafe escapes the side that is plain */
     if (v.markup) {
         put_labelled(m, v.s, v.size);
         return;
     }
-    const size_t start = m->out.n;
-    const uint32_t label = begin_label(m, v);
-    for (uint32_t i = 0; i < v.size; i++) {
+    for (uint32_t i = 0, kept = 0; i <= v.size; i++) {
+        if (i < v.size && !is_unsafe(v.s[i])) continue;
+        put_labelled(m, v.s + kept, i - kept);
+        kept = i + 1;
+        if (i == v.size) break;
+        const size_t start = m->out.n;
+        const uint32_t label = begin_label(m, (Value){.tag = STRING, .s = v.s + i, .size = 1});
         switch (v.s[i]) {
         case '&': PUT(m, "&amp;"); break;
         case '<': PUT(m, "&lt;"); break;
         case '>': PUT(m, "&gt;"); break;
         case '\'': PUT(m, "&#39;"); break;
-        case '"': PUT(m, "&#34;"); break;
-        default: put_char(m, v.s[i]);
+        default: PUT(m, "&#34;");
         }
+        end_label(m, start, label);
     }
-    end_label(m, start, label);
 }
 
 static Value add_text(Machine *m, Value a, Value b) {

@@ -287,6 +287,11 @@ REWRITTEN = {  # rule 2
     "ljust": said("{{ m.content.ljust(7) }}|{{ m.content.zfill(6) }}", [("CONTENT", "Hello  "), ("CONTENT", "0Hello")]),
     "truncate": said("{{ m.content|truncate(8, true, '…', 0) }}", [("CONTENT", "Hello w…")], "Hello world"),
     "wordwrap": said("{{ m.content|wordwrap(5) }}", [("CONTENT", "Hello\nworld")], "Hello world"),
+    "sum with markup": called(
+        "{{ f.name + '[<' + (a.city|safe) + f.name }}",
+        [("CALL_NAME", "a&lt;b\0"), ("CALL_ARGUMENTS", "<Rom>"), ("CALL_NAME", "a&lt;b\0")],
+        {"function": {"name": "a<b\0", "arguments": {"city": "<Rom>"}}},
+    ),
     "escape": said(
         "{{ m.content|e }}|{{ m.content|forceescape }}", [("CONTENT", "a&lt;b"), ("CONTENT", "a&lt;b")], "a<b"
     ),

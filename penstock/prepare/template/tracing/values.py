@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from penstock.prepare.template.budget import Budget
 from penstock.prepare.template.sandbox import MeteredFormatter
@@ -135,6 +135,9 @@ def has_labels(value: Any) -> bool:
     return False
 
 
+_UNSAFE = re.compile("[&<>'\"]")
+
+
 class TracedMarkup(Markup):
     """Safe text that prints its labels."""
 
@@ -142,6 +145,32 @@ class TracedMarkup(Markup):
 
     def __str__(self) -> str:
         return str.__str__(self) if self._text is None else self._text
+
+    def __add__(self, other: Any, /) -> Any:
+        made = super().__add__(other)
+        return made if made is NotImplemented else marked_safe(made, _joined(str(self), _escaped(other)))
+
+    def __radd__(self, other: Any, /) -> Any:
+        made = super().__radd__(other)
+        return made if made is NotImplemented else marked_safe(made, _joined(_escaped(other), str(self)))
+
+
+def _joined(one: str, other: str) -> str:
+    return without_owners(concat((one, other)))
+
+
+def _escaped(value: Any) -> str:
+    """What `Markup` makes of the other operand of a sum, with its labels."""
+    if hasattr(value, "__html__"):
+        return str(value)
+    if not isinstance(value, Traced):
+        return str(escape(value))
+    parts: list[str] = []
+    position = 0
+    for found in _UNSAFE.finditer(value):
+        parts += [value.cut(position, found.start()), relabelled(value.cut(*found.span()), str(escape(found[0])))]
+        position = found.end()
+    return concat((*parts, value.cut(position, len(value))))
 
 
 def marked_safe(text: Markup, labels: str) -> Markup:
