@@ -154,6 +154,7 @@ def test_filters_search_and_keys(tabs: Browser, viewer: str) -> None:
     page.locator("input[name=min]").fill("60")
     page.get_by_role("button", name="Apply").click()
     assert "that pass" in page.locator("#count").inner_text() and "role=tool" in page.url
+    page.wait_for_load_state("load")  # the keys work once the script has run
     page.locator("summary").first.focus()
     page.keyboard.press("/")
     page.keyboard.type("USER")
