@@ -13,10 +13,11 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from benchmarks.all import RESULTS
+from benchmarks.all import RESULTS, TEN
 from benchmarks.prepare import SLOWER
 
 ROOT = Path(__file__).parent.parent
@@ -193,8 +194,16 @@ def targets(results: Results) -> str:
     found = {name: result for name, result in results["benchmarks"].items() if "result" in result}
     missed = [name for name, result in found.items() if result["exit"]]
     lost = [name for name in results["benchmarks"] if name not in found]
-    shown = f"{len(found) - len(missed)} of {len(found)} runs met all targets; missed by {', '.join(missed) or 'none'}."
+    named = [f"{first} {rest}" if rest else first for first, rest in _grouped(missed)]
+    shown = f"{len(found) - len(missed)} of {len(found)} runs met all targets; missed by {', '.join(named) or 'none'}."
     return shown + (f" Could not run: {', '.join(lost)}." if lost else "")
+
+
+def _grouped(names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The names with the same first word as one: `prepare (all 10)`, or what they have besides it."""
+    for first, group in groupby(names, key=lambda name: name.split()[0]):
+        rest = [name.partition(" ")[2] for name in group]
+        yield first, f"(all {len(rest)})" if first == "prepare" and len(rest) == len(TEN) else ", ".join(rest)
 
 
 COMPARED = ("penstock", "transformers", "tokenizers", "gigatoken", "datasets", "trl")

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -61,7 +63,7 @@ class BodyDivider:
         rendered = render_probes(renderer, conversations=markup_probes()).rendered
         bodies = Bodies.of(segments_of(rendered), rendered)
         gaps = _Gaps.of(bodies, self._fields(bodies, rendered))
-        self._divisions = _Divisions(Markup([gap for gap, _ in gaps.texts(rendered.data)], self._header_of))
+        self._divisions = _Divisions(Markup(gaps.texts(rendered.data), self._header_of))
 
     def divide(self, segments: Segments, rendered: Rendered, bodies: Bodies) -> Segments:
         """The same segments, with some bodies divided into parts."""
@@ -160,9 +162,9 @@ class _Gaps(NamedTuple):
         at = np.flatnonzero(starts < ends)
         return cls(of_body[at], starts[at], ends[at], contexts[at])
 
-    def texts(self, data: bytes) -> list[tuple[Gap, int]]:
-        """Each gap with its context."""
-        return [(_gap(data[s:e], c), c) for s, e, c in zip(*(column.tolist() for column in self[1:]), strict=True)]
+    def texts(self, data: bytes) -> list[Gap]:
+        """All gaps."""
+        return [_gap(data[s:e], c) for s, e, c in zip(*(column.tolist() for column in self[1:]), strict=True)]
 
 
 def _gap(text: bytes, context: int) -> Gap:
@@ -232,11 +234,17 @@ def parts_of_text(text: str, mode: ReasoningInContent) -> list[tuple[int, Part]]
     """The parts of an assistant's text, and how many bytes each has."""
     if mode is not ReasoningInContent.SPLIT:
         return [(len(text.encode()), Part.CONTENT)]
+    fields = content_fields(text)
+    starts = [0, *(end for end, _ in fields)]
+    parts = [int(PART_OF_FIELD[field]) for _, field in fields]
+    for k, (end, field) in enumerate(fields):
+        if field is Field.THOUGHT and not text[starts[k] : end].strip():
+            for near in range(max(0, k - 1), k + 2):
+                parts[near] = Part.EMPTY_REASONING if fields[near][1] is not Field.CONTENT else parts[near]
     found: list[tuple[int, Part]] = []
-    start = 0
-    for end, field in content_fields(text):
-        found += [(len(text[start:end].encode()), Part(PART_OF_FIELD[field]))] if end > start else []
-        start = end
+    for part, group in groupby(zip(parts, starts, starts[1:], strict=False), key=itemgetter(0)):
+        size = sum(len(text[start:end].encode()) for _, start, end in group)
+        found += [(size, Part(part))] if size else []
     return found
 
 

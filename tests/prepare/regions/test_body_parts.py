@@ -189,6 +189,8 @@ def test_reasoning_inside_of_content(mode: ReasoningInContent) -> None:
     assert parts_of_text(text, mode) == [
         (7, Part.REASONING_MARKUP), (3, Part.REASONING), (8, Part.REASONING_MARKUP), (3, Part.CONTENT),
     ]  # fmt: skip
+    assert parts_of_text("<think> </think>é", mode) == [(16, Part.EMPTY_REASONING), (2, Part.CONTENT)]
+    assert parts_of_text("\n</think>a<think>b", mode) == [(9, Part.EMPTY_REASONING), (9, Part.CONTENT)]
 
 
 # ---- gaps
