@@ -200,7 +200,7 @@ def targets(results: Results) -> str:
 
 
 def _grouped(names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The names with the same first word as one: `prepare (all 10)`, or what they have besides it."""
+    """The names with the same first word as one: `prepare (all 10)`, or the words after it."""
     for first, group in groupby(names, key=lambda name: name.split()[0]):
         rest = [name.partition(" ")[2] for name in group]
         yield first, f"(all {len(rest)})" if first == "prepare" and len(rest) == len(TEN) else ", ".join(rest)
