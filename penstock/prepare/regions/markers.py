@@ -73,16 +73,17 @@ class TurnMarkers:
         for marker in found:
             is_stop = marker in self.foreign and body.rstrip().endswith(marker)
             places = [start + found.start() for found in re.finditer(re.escape(marker), body)]
-            around = _next_to_results(regions.fields, places) if marker in self.foreign else 0
+            around = _next_to_results(regions.fields, start, end, places) if marker in self.foreign else 0
             if len(places) - around - is_stop > sum(text.count(marker) for text in texts):
                 return True
         return False
 
 
-def _next_to_results(fields: FieldRuns, places: Sequence[int]) -> int:
-    """How many places have a tool's result as the field before or after them."""
-    after = np.searchsorted(fields.starts, places)
-    labels = np.concatenate(([0], fields.labels & FIELD_BITS, [0]))
+def _next_to_results(fields: FieldRuns, start: int, end: int, places: Sequence[int]) -> int:
+    """How many places of a body have a tool's result as the field before or after them in that body."""
+    own = slice(*np.searchsorted(fields.starts, (start, end)).tolist())
+    after = np.searchsorted(fields.starts[own], places)
+    labels = np.concatenate(([0], fields.labels[own] & FIELD_BITS, [0]))
     return int(((labels[after] == Field.TOOL_RESPONSE) | (labels[after + 1] == Field.TOOL_RESPONSE)).sum())
 
 

@@ -60,7 +60,7 @@ class Markup:
         self._before_call = _common_suffix([self._without_header(text) for text in before_calls])
         after_calls = {g.text for g in around if g.before in _CALLS and g.after in (Kind.EDGE, Kind.CONTENT)}
         self._after_call = tuple(sorted(after_calls, key=len, reverse=True))
-        self._ending = _common_suffix([g.text for g in around if g.after is Kind.EDGE and g.before is not Kind.TOOL])
+        self._ending = _common_suffix([g.text for g in around if g.before is Kind.CONTENT and g.after is Kind.EDGE])
         before_arguments = [g.text for g in around if g.before is Kind.CALL and g.after is Kind.ARGUMENTS]
         self._opens_arguments = bool(before_arguments) and all(_OPENED.search(text) for text in before_arguments)
         opening = [g.text for g in around if g.after is Kind.REASONING and g.before is not Kind.REASONING]

@@ -135,6 +135,23 @@ def test_arguments_that_the_template_prints_one_by_one() -> None:
     assert [text for part, text in muse if part == "CALL_ARGUMENTS"] == ["on", "true", "where", "Rom"]
 
 
+RESULTS = (
+    "{% for m in messages %}<|turn|>{{ m.role }}\n{% if m.stray %}<|result|>{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<|call|>{{ c.function.name }}<|done|>{% endfor %}"
+    "{% for r in m.tool_responses or [] %}<|result|>{{ r.response }}<|done|>{% endfor %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
+)
+
+
+def test_results_that_an_answer_carries_are_the_tools() -> None:
+    carried = calls("f") | {"tool_responses": [{"name": "f", "response": "secret"}]}
+    split = recipe(RESULTS).split([user("q"), carried, user("q"), assistant("a")])
+    assert split.known
+    assert [text for part, text in divided(split, 1) if part == "TOOL"] == ["<|result|>secret<|done|>"]
+    stray = recipe(RESULTS).split([user("q"), carried, user("q"), assistant("a", stray=True)])
+    assert not stray.known  # the result of another message explains no marker
+
+
 def test_channels_are_markup() -> None:
     split = trl_recipe("gptoss").split([user("q"), assistant("a", thinking="r")])
     assert divided(split, 1) == [
